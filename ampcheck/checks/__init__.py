@@ -95,6 +95,12 @@ def _without_files() -> Iterator[Registered]:
             yield Registered(replace(check, order=order + number), None)
 
 
+def needing(record: str) -> tuple[str, ...]:
+    """The names of ampcheck's own checks that judge a record, in their order."""
+    own = sorted(_own(), key=lambda one: one.check.order)
+    return tuple(one.check.slug for one in own if record in one.check.needs)
+
+
 def extended() -> tuple[Extension, ...]:
     """The checks of other packages, each with the object that has them as value, and those that are broken."""
     return extensions(GROUP, _accepted)

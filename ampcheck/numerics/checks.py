@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from ampcheck.checks import added
+from ampcheck.checks import added, needing
 from ampcheck.checks import findings as findings_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import PROBLEMS, Finding
 from ampcheck.core.subject import MODELS, Kind
 from ampcheck.numerics import execution
 from ampcheck.records.numerics import NumericsStats
-
-_OWN = tuple(
-    "low-precision-error nonfinite-reference overflow nonfinite-gradient integer-cast precision-loss silent-zero flush "
-    "headroom coverage".split()
-)
-"""In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
 
 _OTHERS: Mapping[str, Callable[[NumericsStats, Limits], list[Finding]]] = MappingProxyType(
     {
@@ -27,8 +21,8 @@ _OTHERS: Mapping[str, Callable[[NumericsStats, Limits], list[Finding]]] = Mappin
     }
 )
 
-CHECKS = (*_OWN, *_OTHERS)
-"""The names of the checks."""
+CHECKS = (*needing(NumericsStats.__name__), *_OTHERS)
+"""In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
 
 OBSERVABLE = (
     "nonfinite-reference", "overflow", "silent-zero", "flush", "integer-cast", "precision-loss", "headroom", "coverage"

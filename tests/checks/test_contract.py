@@ -70,7 +70,8 @@ def test_the_check_speaks_in_the_cases_that_it_names_as_evidence(path: Path) -> 
     heard = [(row["case"], f[0]) for row in LEDGER for arm in row["arms"].values() for f in arm.get("findings", ())]
     spoken = {case for case, slug in heard if slug == check.slug}
     assert set(check.evidence) <= spoken
-    assert check.evidence or not spoken, "the ledger has cases that need it"
+    elsewhere = ("docs/examples/", "../shared/")  # its own example, and what no clone has
+    assert check.evidence or all(case.startswith(elsewhere) for case in spoken), "the ledger has cases of it"
 
 
 def test_no_check_imports_torch() -> None:

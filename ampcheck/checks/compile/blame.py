@@ -23,15 +23,7 @@ from ampcheck.core.source import op_name
 from ampcheck.records.accuracy import AOT_EAGER, EAGER, EMULATE, EMULATED, INDUCTOR
 from ampcheck.records.blame import CODE, BlameStats, StageResult
 
-CHECK = Check(
-    "blame",
-    "compile",
-    __doc__,
-    unit="relative error",
-    needs=("BlameStats",),
-    order=590,
-    evidence=("docs/examples/checks/blame",),
-)
+CHECK = Check("blame", "compile", __doc__, unit="relative error", needs=("BlameStats",), order=590)
 
 _MEANS: Mapping[str, str] = {
     EAGER: "eager low precision: the format or the model's own arithmetic, not the compiler",

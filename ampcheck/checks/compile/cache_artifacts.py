@@ -27,7 +27,6 @@ CHECK = Check(
     subjects=(Kind.FORWARD, Kind.COMPILE, Kind.REGIONAL, Kind.CALL),
     needs=("GraphStats",),
     order=530,
-    evidence=("docs/examples/checks/cache-artifacts",),
 )
 
 

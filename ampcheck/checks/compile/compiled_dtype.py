@@ -23,15 +23,7 @@ from ampcheck.core.run import Finding, Where
 from ampcheck.core.subject import EVERY
 from ampcheck.records.accuracy import AccuracyStats
 
-CHECK = Check(
-    "compiled-dtype",
-    "compile",
-    __doc__,
-    subjects=EVERY,
-    needs=("AccuracyStats",),
-    order=560,
-    evidence=("docs/examples/checks/compiled-dtype",),
-)
+CHECK = Check("compiled-dtype", "compile", __doc__, subjects=EVERY, needs=("AccuracyStats",), order=560)
 
 _LISTED = 4
 """Differences that a message names."""

@@ -34,15 +34,7 @@ from ampcheck.records.accuracy import AccuracyStats
 from ampcheck.records.graphs import GraphStats
 from ampcheck.records.results import FLOAT32, FLOOR, SLACK
 
-CHECK = Check(
-    "compiled-error",
-    "compile",
-    __doc__,
-    subjects=EVERY,
-    needs=("AccuracyStats", "GraphStats"),
-    order=570,
-    evidence=("docs/examples/checks/compiled-error",),
-)
+CHECK = Check("compiled-error", "compile", __doc__, subjects=EVERY, needs=("AccuracyStats", "GraphStats"), order=570)
 
 
 def check(stats: AccuracyStats | GraphStats, limits: Limits | GraphLimits) -> list[Finding]:

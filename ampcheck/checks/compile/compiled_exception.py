@@ -24,13 +24,7 @@ from ampcheck.records.accuracy import AccuracyStats
 from ampcheck.records.graphs import GraphStats
 
 CHECK = Check(
-    "compiled-exception",
-    "compile",
-    __doc__,
-    subjects=EVERY,
-    needs=("AccuracyStats", "GraphStats"),
-    order=550,
-    evidence=("docs/examples/checks/compiled-exception",),
+    "compiled-exception", "compile", __doc__, subjects=EVERY, needs=("AccuracyStats", "GraphStats"), order=550
 )
 
 

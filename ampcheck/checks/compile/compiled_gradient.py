@@ -25,15 +25,7 @@ from ampcheck.core.run import Finding
 from ampcheck.core.subject import EVERY
 from ampcheck.records.accuracy import AccuracyStats
 
-CHECK = Check(
-    "compiled-gradient",
-    "compile",
-    __doc__,
-    subjects=EVERY,
-    needs=("AccuracyStats",),
-    order=580,
-    evidence=("docs/examples/checks/compiled-error",),
-)
+CHECK = Check("compiled-gradient", "compile", __doc__, subjects=EVERY, needs=("AccuracyStats",), order=580)
 
 
 def check(stats: AccuracyStats, limits: Limits) -> list[Finding]:

@@ -28,16 +28,7 @@ from ampcheck.core.subject import EVERY
 from ampcheck.core.text import counted
 from ampcheck.records.graphs import RESET_BEFORE, GraphStats
 
-CHECK = Check(
-    "graph-break",
-    "compile",
-    __doc__,
-    unit="breaks",
-    subjects=EVERY,
-    needs=("GraphStats",),
-    order=500,
-    evidence=("docs/examples/checks/graph-break",),
-)
+CHECK = Check("graph-break", "compile", __doc__, unit="breaks", subjects=EVERY, needs=("GraphStats",), order=500)
 
 
 def check(stats: GraphStats, limits: GraphLimits) -> list[Finding]:

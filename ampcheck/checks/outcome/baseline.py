@@ -17,14 +17,7 @@ from ampcheck.core.run import Finding
 from ampcheck.core.text import counted, listed
 from ampcheck.records.baseline import BaselineStats
 
-CHECK = Check(
-    "baseline",
-    "outcome",
-    __doc__,
-    needs=("BaselineStats",),
-    order=900,
-    evidence=("docs/examples/checks/baseline",),
-)
+CHECK = Check("baseline", "outcome", __doc__, needs=("BaselineStats",), order=900)
 
 
 def check(stats: BaselineStats, limits: Limits) -> list[Finding]:

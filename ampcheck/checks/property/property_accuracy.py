@@ -22,14 +22,7 @@ from ampcheck.core.run import Finding
 from ampcheck.core.text import counted
 from ampcheck.records.property import ACCURACY, DECISION, Problem, PropertyStats
 
-CHECK = Check(
-    "property-accuracy",
-    "property",
-    __doc__,
-    needs=("PropertyStats",),
-    order=710,
-    evidence=("docs/examples/checks/property-accuracy",),
-)
+CHECK = Check("property-accuracy", "property", __doc__, needs=("PropertyStats",), order=710)
 
 _WORDS = "the output must agree with float64; {value} is {low} and should be {exact}: {error}"
 _OF_AN_OP = "results must agree with float64; {detail} has {error}"

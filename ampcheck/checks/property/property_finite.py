@@ -22,14 +22,7 @@ from ampcheck.core.run import Finding
 from ampcheck.core.text import counted
 from ampcheck.records.property import NONFINITE, RANGE, Problem, PropertyStats
 
-CHECK = Check(
-    "property-finite",
-    "property",
-    __doc__,
-    needs=("PropertyStats",),
-    order=700,
-    evidence=("docs/examples/checks/property-finite",),
-)
+CHECK = Check("property-finite", "property", __doc__, needs=("PropertyStats",), order=700)
 
 _WORDS = {
     NONFINITE: "finite inputs must give finite outputs; {value} is {low}, and {exact} in float64",

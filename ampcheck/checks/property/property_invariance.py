@@ -20,14 +20,7 @@ from ampcheck.core.run import Finding
 from ampcheck.core.text import counted
 from ampcheck.records.property import INVARIANCE, Problem, PropertyStats
 
-CHECK = Check(
-    "property-invariance",
-    "property",
-    __doc__,
-    needs=("PropertyStats",),
-    order=730,
-    evidence=("docs/examples/checks/property-invariance",),
-)
+CHECK = Check("property-invariance", "property", __doc__, needs=("PropertyStats",), order=730)
 
 _WORDS = "a declared invariance must hold; {detail}: {value} is {low}, not {exact}"
 _CHANGED_NOTHING = "a declared invariance must be judged, and {name} changed no input that could be judged"

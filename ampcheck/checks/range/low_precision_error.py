@@ -67,10 +67,7 @@ def _words(problem: Problem) -> str:
     return "what runs in float32 must run in {format}; it raises {detail}" if problem.kind == RAISES else ""
 
 
-_JUDGES: Judges = {
-    NumericsStats: _of_run,
-    PropertyStats: _of_search,
-}
+_JUDGES: Judges = {NumericsStats: _of_run, PropertyStats: _of_search}
 
 
 def check(stats: NumericsStats | PropertyStats, limits: Limits) -> list[Finding]:

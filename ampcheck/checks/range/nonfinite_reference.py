@@ -178,10 +178,7 @@ def _of_losses(stats: FiniteStats, limits: Limits) -> list[Finding]:
     return [CHECK.fail(stats.subject, message, where=where, observed=lost, limit=0.0, unit="steps", hint=CHECK.fix)]
 
 
-_JUDGES: Judges = {
-    NumericsStats: _of_run,
-    FiniteStats: _of_losses,
-}
+_JUDGES: Judges = {NumericsStats: _of_run, FiniteStats: _of_losses}
 
 
 def check(stats: NumericsStats | FiniteStats, limits: Limits) -> list[Finding]:

@@ -244,10 +244,7 @@ def _compiled(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     return [CHECK.fail(stats.name, message, where=where, observed=worst.error, limit=limit, unit=unit, hint=hint)]
 
 
-_JUDGES: Judges = {
-    NumericsStats: _of_run,
-    AccuracyStats: _compiled,
-}
+_JUDGES: Judges = {NumericsStats: _of_run, AccuracyStats: _compiled}
 
 
 def check(stats: NumericsStats | AccuracyStats, limits: Limits) -> list[Finding]:

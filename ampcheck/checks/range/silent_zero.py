@@ -77,11 +77,7 @@ def _compiled(stats: AccuracyStats, limits: Limits) -> list[Finding]:
     return inside(CHECK, _inside_graphs, stats, limits)
 
 
-_JUDGES: Judges = {
-    NumericsStats: _of_run,
-    TelemetryStats: _inside_graphs,
-    AccuracyStats: _compiled,
-}
+_JUDGES: Judges = {NumericsStats: _of_run, TelemetryStats: _inside_graphs, AccuracyStats: _compiled}
 
 
 def check(stats: NumericsStats | TelemetryStats | AccuracyStats, limits: Limits) -> list[Finding]:
