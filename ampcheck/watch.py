@@ -23,9 +23,11 @@ from ampcheck.core.arm import armed
 from ampcheck.core.current_test import block_name
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.limits import GraphLimits, Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.source import with_excerpts
+from ampcheck.core.subject import Subject
 from ampcheck.core.writer import Writer
 from ampcheck.outcome.ending import end
 from ampcheck.records.graphs import GraphStats
@@ -82,14 +84,13 @@ class Watched:
     def __init__(
         self,
         monitors: Mapping[str, Monitor],
-        checks: Collection[str] | None,
-        name: str,
+        plan: Plan,
         training: TrainingMonitor | None,
         shadow: Shadow | None,
         left_out: Iterable[Finding] = (),
     ) -> None:
         self._left_out = Run(findings=tuple(left_out))
-        self._monitors, self._checks, self._name = monitors, checks, name
+        self._monitors, self._plan, self._name = monitors, plan, plan.subject.name
         self._training, self.shadow = training, shadow
         self._stack, self._writers = ExitStack(), list[Writer]()
         self._raised = ""
@@ -164,7 +165,7 @@ class Watched:
         if {"ops", "training"} <= runs.keys():
             of_ops = [f for family, part in runs.items() if family != "training" for f in part.findings]
             findings = (*with_measured(of_ops, runs["training"].findings), *broken_extensions(self._name))
-        selected = with_causes(f for f in findings if self._checks is None or f.check in (*self._checks, COVERAGE.slug))
+        selected = with_causes(self._plan.only(replace(run, findings=tuple(findings))).findings)
         return replace(run, findings=with_excerpts(selected), title=f"watch of {self._name}")
 
     @property
@@ -319,14 +320,13 @@ def watched(
     plain = dynamo.uncompiled(model)
     modules = modules_of(plain) if plain is not None else ()
     measured = {"ops", "values", "training"} & set(families)
-    block = Block(
-        _shown(plain, name),
-        modules,
-        limits=resolve_limits(limits) if measured or limits is not None else Limits(),  # the settings are a file
-        device=torch.device(next((str(device_of(p)) for root in modules for p in root.parameters()), "cpu")).type,
-        checks=wanted,
-        every=every,
+    plan = Plan(
+        Subject(lambda: None, _shown(plain, name)),  # the block, which runs by itself
+        wanted,
+        resolve_limits(limits) if measured or limits is not None else Limits(),  # the settings are a file
+        torch.device(next((str(device_of(p)) for root in modules for p in root.parameters()), "cpu")).type,
     )
+    block = Block(plan, modules, every)
     monitors: dict[str, Monitor] = {}
     training, shadow, recorder = None, None, None
     lacks = left_out(families, block.name)
@@ -345,7 +345,7 @@ def watched(
     if "training" in families:
         training = TrainingMonitor(optimizers, scaler, parameter_names(modules), every=every, recorder=recorder)
         monitors["training"] = step_monitor(block, training)
-    return Watched(monitors, wanted, block.name, training, shadow, lacks.values())
+    return Watched(monitors, plan, training, shadow, lacks.values())
 
 
 def _shown(model: Any, name: str) -> str:

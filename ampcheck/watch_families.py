@@ -18,7 +18,8 @@ from ampcheck.compiled.graph.judge import GraphObservation, graph_run
 from ampcheck.core.arguments import parse_checks
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import GraphLimits, Limits
+from ampcheck.core.limits import GraphLimits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run
 from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import measure_block
@@ -74,15 +75,17 @@ class Monitor:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What all monitors of a block know: its name in findings, the modules that are watched, the limits, the device of
-    the modules, the checks that are selected, and the sampling interval."""
+    """What all monitors of a block know: the plan, whose subject is the block, the modules that are watched, and the
+    sampling interval."""
 
-    name: str
+    plan: Plan
     modules: Sequence[torch.nn.Module]
-    limits: Limits
-    device: str
-    checks: tuple[str, ...] | None
     every: int
+
+    @property
+    def name(self) -> str:
+        """The block in findings."""
+        return self.plan.subject.name
 
 
 def left_out(families: Collection[str], name: str) -> dict[str, Finding]:
@@ -114,13 +117,13 @@ def first_steps(
 
 def op_monitor(block: Block, steps: TrainingWatch) -> Monitor:
     """Every op against float64, and the first steps of an optimizer."""
-    judge = partial(judge_block, steps, block.limits, block.checks)
+    judge = partial(judge_block, steps, block.plan)
     return Monitor(steps.watching(), partial(measure_block, steps.shadow, block.name), judge)
 
 
 def autocast_monitor(block: Block) -> Monitor:
     """The use of autocast."""
-    use = AutocastObservation([slug for slug in block.checks or () if slug in GUARD_CHECKS] or None)
+    use = AutocastObservation(block.plan.among(GUARD_CHECKS) or None)
     return Monitor(use, lambda: use.stats(block.name) if use.ended else None, partial(guard_run, use))
 
 
@@ -129,13 +132,13 @@ def value_monitor(block: Block, level: str, eager: int) -> Monitor:
     if is_intercepted():
         raise UsageError("a watch of compiled code cannot contain another: watch one model at a time")
     values = Telemetry(block.modules, level=Level(level), every=block.every)
-    judge = partial(_values_run, block.limits, block.device, eager)
+    judge = partial(_values_run, block.plan, eager)
     return Monitor(_inside_graphs(values), partial(values.read, block.name), judge)
 
 
 def step_monitor(block: Block, training: TrainingMonitor) -> Monitor:
     """Gradients, updates and the loss scale of measured steps."""
-    judge = partial(monitor_run, block.limits, block.device)
+    judge = partial(monitor_run, block.plan)
     return Monitor(training.watching(), partial(training.read, block.name), judge)
 
 
@@ -181,9 +184,9 @@ def _inside_graphs(telemetry: Telemetry) -> Iterator[None]:
         telemetry.release()
 
 
-def _values_run(limits: Limits, device: str, eager: int, stats: TelemetryStats) -> Run:
+def _values_run(plan: Plan, eager: int, stats: TelemetryStats) -> Run:
     """eager: how many modules of the model compute outside its graphs."""
     if eager and not stats.skipped:
         stats = replace(stats, unseen={**stats.unseen, EAGER_MODULES: eager})
-    findings = tuple(check_telemetry(stats, limits))
-    return Run(environment(device), findings, stats.coverage, telemetry_tables(stats))
+    findings = tuple(check_telemetry(stats, plan.limits))
+    return Run(environment(plan.device), findings, stats.coverage, telemetry_tables(stats))

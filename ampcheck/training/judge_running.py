@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.checks import REGISTRY, added
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.core.subject import Kind
@@ -36,17 +35,17 @@ OBSERVED = tuple(slug for slug in CHECKS if slug not in (REDUCE_PRECISION.slug, 
 Runner = Callable[[Callable[[], object]], object]
 
 
-def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[str] | None) -> Run:
+def judge_running(training: TrainingWatch, plan: Plan) -> Run:
     """Judge the training that a watch has observed; an empty run where no optimizer was stepped.
 
-    checks: those of training loops, all by default. What needs steps that can run again is skipped.
+    What needs steps that can run again is skipped.
     """
     seen = training.stats
     if seen is None:
         return Run()
     loop = training.loop
-    wanted = frozenset(slug for slug in (*CHECKS, *added(Kind.TRAINING, Kind.CALL)) if checks is None or slug in checks)
-    context = Context(loop, None, limits, wanted, seen.steps, loop.device_type)
+    wanted = frozenset(slug for slug in (*CHECKS, *added(Kind.TRAINING, Kind.CALL)) if plan.judges(slug))
+    context = Context(loop, None, plan.limits, wanted, seen.steps, loop.device_type)
     context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
@@ -64,13 +63,13 @@ def judge_running(training: TrainingWatch, limits: Limits, checks: Collection[st
     return merge(runs).only((*wanted, COVERAGE.slug))
 
 
-def judge_block(training: TrainingWatch, limits: Limits, checks: Collection[str] | None, stats: NumericsStats) -> Run:
+def judge_block(training: TrainingWatch, plan: Plan, stats: NumericsStats) -> Run:
     """Judge the values of a block and the training in it. A check that is selected and saw nothing says so."""
-    values = None if checks is None else [slug for slug in checks if slug in observable()] or None
-    block, learned = block_run(stats, limits, values), judge_running(training, limits, checks)
-    steps = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in (checks or ())]
+    checks = plan.checks or ()
+    block, learned = block_run(stats, plan.limits, plan.among(observable()) or None), judge_running(training, plan)
+    steps = [f for f in learned.findings if f.verdict is not Verdict.SKIP or f.check in checks]
     findings = together(list(block.findings), steps)
-    absent = [slug for slug in checks or () if slug in OBSERVED and all(f.check != slug for f in findings)]
+    absent = [slug for slug in checks if slug in OBSERVED and all(f.check != slug for f in findings)]
     why = "not judged: no optimizer was stepped in this block"
     findings += [REGISTRY[slug].unjudged(stats.subject, why) for slug in absent]
     return replace(merge([block, learned]), findings=tuple(findings))
@@ -106,7 +105,7 @@ def judge_call(function: Callable[[Runner], object], subject: str, plan: Plan) -
     elif (unjudged := judge_unfollowed(coverage.unseen)) is not None:
         verdict, text, hint = unjudged
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
-    learned = judge_running(training, plan.limits, plan.checks)
+    learned = judge_running(training, plan)
     judged = together(judged, list(learned.findings))
     scales = [SCALE_INVARIANCE.slug] if plan.checks is None and training.loop.scalers else []
     wanted = (*(plan.checks or ()), COVERAGE.slug, *scales)

@@ -13,6 +13,7 @@ from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.core.environment import environment
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
+from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.records.finite import FiniteStats
 from ampcheck.training.gradients.checks import check_gradients
@@ -53,10 +54,10 @@ _NOISE = 8.0
 """Unit roundoffs of the loudest gradient of its module that may be left of a sum that is zero."""
 
 
-def monitor_run(limits: Limits, device: str, stats: MonitorStats) -> Run:
+def monitor_run(plan: Plan, stats: MonitorStats) -> Run:
     """The findings of a monitored loop with their evidence."""
-    evidence = monitor_tables(stats), monitor_charts(stats, loss_scale_stats(stats, limits))
-    return Run(environment(device), tuple(check_monitored(stats, limits)), stats.coverage, *evidence)
+    evidence = monitor_tables(stats), monitor_charts(stats, loss_scale_stats(stats, plan.limits))
+    return Run(environment(plan.device), tuple(check_monitored(stats, plan.limits)), stats.coverage, *evidence)
 
 
 def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
