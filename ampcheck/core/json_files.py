@@ -8,14 +8,15 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
+_Reader: TypeAlias = Callable[[Any, frozenset[str]], Any]
 
 DEPTH = 64
 """Levels of nesting in JSON. Ours has ten; the code that reads it recurses."""
@@ -121,33 +122,38 @@ def from_plain(kind: type[_T], data: object, always: frozenset[str] = frozenset(
     """
     if not isinstance(data, Mapping):
         raise TypeError(f"a {kind.__name__} cannot be {data!r:.40}")
-    hints = _hints(kind)  # type: ignore[arg-type]  # a class is hashable
-    for name in always:
-        if name in hints and name not in data:
-            raise KeyError(name)
-    return kind(**{name: _read(hints[name], data[name], f"{name} of a {kind.__name__}", always) for name in data})
+    readers = _readers(kind)  # type: ignore[arg-type]  # a class is hashable
+    if missing := always & readers.keys() - data.keys():
+        raise KeyError(min(missing))
+    return kind(**{name: readers[name](data[name], always) for name in data})
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _readers(kind: type) -> dict[str, _Reader]:
+    return {name: _reader(hint, f"{name} of a {kind.__name__}") for name, hint in get_type_hints(kind).items()}
 
 
-def _read(hint: Any, value: object, name: str, always: frozenset[str]) -> Any:
-    """`value` as the annotation `hint` says: a dataclass, a sequence, a mapping, an enumeration or a scalar."""
+def _reader(hint: Any, name: str) -> _Reader:
+    """Reads a value as the annotation `hint` says: a dataclass, a sequence, a mapping, an enumeration or a scalar."""
     origin, arguments = get_origin(hint), get_args(hint)
     if is_dataclass(hint):
-        return from_plain(hint, value, always)  # type: ignore[arg-type]
-    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {key: _read(arguments[1], item, name, always) for key, item in value.items()}
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        if isinstance(value, tuple) and not issubclass(origin, Mapping):
-            return tuple(_read(arguments[0], item, name, always) for item in value)
-    elif isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    elif _is_scalar(value, arguments or (hint,)):
-        return value
-    raise TypeError(f"{name} cannot be {value!r:.40}")
+        return lambda value, always: from_plain(hint, value, always)  # type: ignore[arg-type]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda value, always: hint(value)
+    collection = origin if isinstance(origin, type) and issubclass(origin, Iterable) else None
+    mapping = collection is not None and issubclass(collection, Mapping)
+    inner = _reader(arguments[mapping], name) if collection else None
+
+    def read(value: object, always: frozenset[str]) -> Any:
+        if inner is None and _is_scalar(value, arguments or (hint,)):
+            return value
+        if inner and mapping and isinstance(value, Mapping):
+            return {key: inner(item, always) for key, item in value.items()}
+        if inner and not mapping and isinstance(value, tuple):
+            return tuple([inner(item, always) for item in value])
+        raise TypeError(f"{name} cannot be {value!r:.40}")
+
+    return read
 
 
 def _is_scalar(value: object, kinds: tuple[type, ...]) -> bool:

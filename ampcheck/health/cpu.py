@@ -1,109 +1,102 @@
-"""The fast CPU path: a small C++ kernel, compiled on first use and stored in the user's cache directory.
+"""The CPU path: NumPy on the bits of the values.
 
-It bypasses Dynamo and the dispatcher: it reads memory through a pointer, without the GIL. Where there is no compiler,
-``unavailable()`` gives the reason and the caller falls back to plain torch.
+The bits of a float without its sign, read as an integer, rise with its magnitude. Counts and extremes are therefore
+comparisons of integers, which a thread that flushes subnormals (``torch.set_flush_denormal``) does not change; only the
+sum of squares converts, to float64, where no square of a float32 overflows. NumPy is what reads memory through a
+pointer: neither Dynamo nor a dispatch mode sees it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
-from array import array
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import math
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from ampcheck.core.files import cache_home
-from ampcheck.health.cpu_source import SOURCE
-from ampcheck.health.plan import Plan
+from ampcheck.core.formats import FloatFormat
+from ampcheck.health.plan import AMAX, AMIN, Plan
 
-_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC", "-x", "c++", "-")
-_COMPILE_SECONDS = 120
+_CHUNK = 1 << 17
+"""Elements that are read at a time: their temporary arrays stay in the second-level cache."""
+
+_TO_FLOAT32 = {"bfloat16": (16, 1.0), "float16": (13, 2.0**112)}
+"""By which shift the bits of a narrower format become those of a float32, and the factor between the exponents."""
+
+_Bits = npt.NDArray[Any]
 
 
 def pack(tensor: torch.Tensor, plan: Plan) -> Sequence[float]:
     """Return the packed vector of a dense tensor whose dtype is ``plan.carrier``. Its strides may be permuted."""
-    function, normal, histogram, zeros = _prepared(plan)
-    out = array("d", zeros)
-    function(tensor.data_ptr(), tensor.numel(), normal, histogram, out.buffer_info()[0])
-    return out
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr()))
+    bits = memory.view(f"u{tensor.element_size()}")
+    with np.errstate(over="ignore", under="ignore"):  # squares of float64
+        chunks = [_pack(bits[start : start + _CHUNK], plan) for start in range(0, max(len(bits), 1), _CHUNK)]
+        if len(chunks) == 1:
+            return chunks[0]
+        table = np.array(chunks)
+        packed: list[float] = table.sum(0).tolist()
+    packed[AMAX], packed[AMIN] = table[:, AMAX].max(), table[:, AMIN].min()
+    return packed
 
 
-def unavailable() -> str | None:
-    """Return why there is no fast path on this machine, ``None`` where there is one."""
-    kernels = _library()
-    return kernels if isinstance(kernels, str) else None
+def _pack(bits: _Bits, plan: Plan) -> list[float]:
+    form, word = plan.format, bits.dtype.type
+    codes = bits & word((1 << (form.bits - 1)) - 1)
+    infinity, implicit = form.encode(math.inf), 1 << form.mantissa_bits
+    least, most = (int(codes.min()), int(codes.max())) if len(codes) else (infinity, 0)
+    finite, numbers = codes, len(codes)
+    if most >= infinity:
+        finite, numbers = codes[codes < word(infinity)], int(np.count_nonzero(codes <= word(infinity)))
+        most = int(finite.max(initial=0))
+    zeros = below_normal = 0
+    if least < plan.normal_code:
+        zeros = len(codes) - int(np.count_nonzero(codes))
+        below_normal = int(np.count_nonzero(codes < word(plan.normal_code)))
+        least = int((finite - word(1)).min()) + 1 if zeros else least  # zero wraps and is the largest
+    present = 0 < least < infinity and most > 0
+    subnormal = present and least < implicit
+    packed = [
+        zeros,
+        below_normal,
+        len(finite),
+        numbers,
+        _value(most, form),
+        _value(least, form) if present else math.inf,
+        _sum_of_squares(finite, form, subnormal),
+    ]
+    if plan.histogram:
+        low = codes[(codes > 0) & (codes < word(implicit))] if subnormal else codes[:0]
+        exponents = np.frexp(low.astype(np.float64))[1] - 1
+        packed += np.bincount(exponents, minlength=form.mantissa_bits).tolist()
+        packed += np.bincount(codes >> word(form.mantissa_bits), minlength=1 << form.exponent_bits)[1:-1].tolist()
+    return packed
 
 
-@functools.lru_cache(maxsize=256)
-def _prepared(plan: Plan) -> tuple[Callable[..., None], int, int, bytes]:
-    kernels = _library()
-    assert not isinstance(kernels, str)  # `unavailable` is asked first
-    function = kernels[f"measure_{plan.format.name}"]
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes, function.restype = [pointer, integer, integer, integer, pointer], None
-    return function, plan.normal_code, int(plan.histogram), bytes(8 * plan.width)
+def _sum_of_squares(codes: _Bits, form: FloatFormat, subnormal: bool) -> float:
+    """Of finite values, given by their bits without sign; subnormal: whether there are subnormal ones among them."""
+    if form.bits == 64:
+        return _dot(codes.view(np.float64))
+    shift, factor = _TO_FLOAT32.get(form.name, (0, 1.0))
+    narrow = codes.astype(np.uint32) << np.uint32(shift) if shift else codes
+    wide = narrow.view(np.float32).astype(np.float64)
+    if subnormal:  # from their integers, as a thread that flushes them reads the float32 as zero
+        low = codes < 1 << form.mantissa_bits
+        wide[low] = codes[low].astype(np.float64) * (form.smallest_subnormal / factor)
+    return _dot(wide) * factor**2
 
 
-@functools.cache
-def _library() -> ctypes.CDLL | str:
-    """Return the compiled kernels, or the reason why there are none."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))), None)
-    if compiler is None:
-        return "there is no C++ compiler (c++, g++ or clang++) on the PATH"
-    real = Path(compiler).resolve()
-    identity = f"{real} {real.stat().st_size} {real.stat().st_mtime_ns}"
-    key = hashlib.sha256("\0".join((SOURCE, *_FLAGS, identity, _processor())).encode()).hexdigest()
-    try:
-        return _cached(_cache_directory() / f"health-{key[:32]}.so", compiler)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{compiler} did not build the kernel: {error}"
+def _dot(values: _Bits) -> float:
+    return float(np.einsum("i,i->", values, values))  # BLAS would start its threads
 
 
-def _cached(path: Path, compiler: str) -> ctypes.CDLL:
-    if path.exists():
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)  # damaged: build it again
-    # Another process may build too: the whole file is moved into place at once.
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        built = Path(scratch) / path.name
-        try:
-            _compile([compiler, "-march=native", *_FLAGS, "-o", str(built)])
-        except subprocess.CalledProcessError:  # not every compiler knows the option
-            _compile([compiler, *_FLAGS, "-o", str(built)])
-        built.replace(path)
-    return ctypes.CDLL(str(path))
-
-
-def _compile(command: list[str]) -> None:
-    subprocess.run(command, input=SOURCE.encode(), check=True, capture_output=True, timeout=_COMPILE_SECONDS)
-
-
-def _cache_directory() -> Path:
-    chosen = cache_home()
-    try:
-        chosen.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=chosen):
-            return chosen
-    except (OSError, RuntimeError):  # no home, or one that cannot be written
-        return Path(tempfile.mkdtemp(prefix="ampcheck-"))
-
-
-def _processor() -> str:
-    """Identify the instruction set: a home directory may be shared between machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    return " ".join(
-        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    )
+def _value(code: int, form: FloatFormat) -> float:
+    """The finite value of a code, whether or not the thread flushes subnormals."""
+    if form.bits == 64:
+        return float(np.uint64(code).view(np.float64))
+    exponent, fraction = divmod(code, 1 << form.mantissa_bits)
+    implicit = bool(exponent) << form.mantissa_bits
+    return math.ldexp(fraction + implicit, max(exponent, 1) - 1 + form.min_exponent - form.mantissa_bits)

@@ -15,7 +15,6 @@ from ampcheck.health import cpu, oracle
 from ampcheck.health.plan import Plan, carrier_of, plan_for
 from ampcheck.health.values import values_of
 from ampcheck.records.health import TensorHealth, Unmeasured
-from ampcheck.torchtools.subnormals import flushed_here
 
 Packed: TypeAlias = "torch.Tensor | Sequence[float]"
 Pack: TypeAlias = Callable[[torch.Tensor, Plan], Packed]
@@ -100,14 +99,10 @@ def read_all(pending: Iterable[PendingHealth | Unmeasured]) -> list[TensorHealth
 def _implementation(values: torch.Tensor) -> Pack | Unmeasured:
     kind = values.untyped_storage().device.type  # a tensor may report a device that is emulated on the CPU
     if kind == "cpu":
-        reason = cpu.unavailable()
-        if reason is None:
-            return cpu.pack
-        if flushed_here():
-            return Unmeasured(f"this thread flushes subnormals (torch.set_flush_denormal) and {reason}")
-    elif kind == "cuda":
+        return cpu.pack
+    if kind == "cuda":
         return _triton() or oracle.pack
-    elif kind == "mps":
+    if kind == "mps":
         return Unmeasured("mps has no float64; measure a copy on the CPU")
     return oracle.pack
 

@@ -21,6 +21,9 @@ from ampcheck.records.health import TensorHealth
 
 _COUNTS = 4
 
+FINITE, AMAX, AMIN = 2, _COUNTS, _COUNTS + 1
+"""Places in a packed vector."""
+
 
 def carrier_of(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which elements of ``dtype`` are measured: its own, or one that holds every value exactly.

@@ -24,7 +24,6 @@ from ampcheck.checks import extended as added_checks
 from ampcheck.core.environment import installed
 from ampcheck.core.extensions import Extension
 from ampcheck.core.text import counted, listed
-from ampcheck.health import cpu
 from ampcheck.ops.added import added_ops
 from ampcheck.torchtools.dynamo import cache_folder, reset
 from ampcheck.torchtools.subnormals import measure_subnormal_support
@@ -61,7 +60,6 @@ def examine(*, quick: bool = False) -> Iterator[Fact]:
     yield _policies()
     yield from _devices()
     yield _compiler(quick)
-    yield _fast_path(quick)
     yield _inductor_cache()
     yield from map(_kernels, (torch.float16, torch.bfloat16))
     yield _subnormals()
@@ -118,15 +116,6 @@ def _compiler(quick: bool) -> Fact:
     reason = no_compiler("cpu")
     reset()
     return Fact("torch.compile", not reason, reason or f"compiled a function with {compiler}", without, cure)
-
-
-def _fast_path(quick: bool) -> Fact:
-    if quick:
-        return Fact("fast statistics", None, "not tried (--quick)")
-    reason = cpu.unavailable()
-    found = reason or "ampcheck's own kernel is built"
-    without = "statistics of tensors come from PyTorch's ops: the same values, slower"
-    return Fact("fast statistics", reason is None, found, without, "install a C++ compiler")
 
 
 def _inductor_cache() -> Fact:

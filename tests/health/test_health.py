@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.health import TensorHealth, Unmeasured, cpu, health_of, measure_health, oracle, read_all
+from ampcheck.health import TensorHealth, Unmeasured, health_of, measure_health, oracle, read_all
 from ampcheck.health.plan import plan_for
 from tests.health.bits import NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits
 
 SUMSQ = 1e-12  # both sides add up float64, in another order
-
-needs_kernel = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
 
 
 def by_hand(tensor: torch.Tensor) -> TensorHealth:
@@ -90,7 +88,7 @@ def test_any_bits_give_what_the_definitions_give(dtype, data):
 
 
 @pytest.mark.parametrize("dtype", [*WIDE, *NARROW], ids=str)
-@pytest.mark.parametrize("numel", [0, 1, 31, 32, 33, 4095, 4096, 4097, 100_003])
+@pytest.mark.parametrize("numel", [0, 1, 31, 32, 33, 4095, 4096, 4097, (1 << 17) + 1, 300_003])
 def test_the_fast_path_agrees_with_the_oracle_at_any_length(dtype, numel):
     tensor = random_bits(dtype, numel)
     expected = judged(tensor.to(dtype))
@@ -99,11 +97,11 @@ def test_the_fast_path_agrees_with_the_oracle_at_any_length(dtype, numel):
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_one_odd_element_among_ordinary_ones_is_found_wherever_it_is(dtype):
-    """The kernel leaves out, block by block, what the block's extrema exclude."""
+    """What the extremes of a chunk exclude is not looked for."""
     form = format_of(dtype)
     odd = (0.0, form.smallest_subnormal, form.smallest_normal, form.max, math.inf, math.nan)
-    ordinary = torch.randn(20_011).abs().clamp(0.01, 100.0).to(dtype)
-    for place in (0, 4095, 4096, 10_000, 20_010):
+    ordinary = torch.randn(270_011).abs().clamp(0.01, 100.0).to(dtype)
+    for place in (0, 10_000, (1 << 17) - 1, 1 << 17, 270_010):
         for value in odd:
             tensor = ordinary.clone()
             tensor[place] = value
@@ -150,55 +148,17 @@ def test_squares_beyond_float32_are_added_up():
         assert measured(tensor).sumsq == pytest.approx(10_000 * float(tensor[0]) ** 2, rel=SUMSQ)
 
 
-@needs_kernel
 def test_flushing_the_thread_s_subnormals_changes_nothing():
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormals")
     plan_for.cache_clear()  # plans are computed with float64 subnormals: that too must not be flushed
-    cpu._prepared.cache_clear()
     try:
         flushed = [measured(random_bits(dtype, 5000)) for dtype in (*WIDE, *NARROW)]
-        assert float(torch.tensor([1], dtype=torch.int32).view(torch.float32).double()) == 0.0  # restored by the kernel
+        assert float(torch.tensor([1], dtype=torch.int32).view(torch.float32).double()) == 0.0  # still flushed
     finally:
         torch.set_flush_denormal(False)
     for dtype, health in zip((*WIDE, *NARROW), flushed, strict=True):
         assert_same(health, judged(random_bits(dtype, 5000)))
-
-
-def test_without_a_compiler_plain_torch_answers(monkeypatch):
-    monkeypatch.setattr(cpu, "_library", lambda: "there is no C++ compiler")
-    for dtype in (*WIDE, *NARROW):
-        tensor = random_bits(dtype, 1000)
-        assert_same(measured(tensor), by_hand(tensor))
-    if torch.set_flush_denormal(True):
-        try:
-            assert "flushes subnormals" in str(health_of(torch.ones(1)))
-        finally:
-            torch.set_flush_denormal(False)
-
-
-@pytest.mark.slow
-def test_the_kernel_survives_a_missing_compiler_a_failing_one_and_a_damaged_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build = cpu._library.__wrapped__
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler" in build()
-    broken = tmp_path / "c++"
-    broken.write_text("#!/bin/sh\nexit 1\n")
-    broken.chmod(0o755)
-    assert "did not build" in build()
-    monkeypatch.undo()
-    if cpu.unavailable() is not None:
-        pytest.skip(cpu.unavailable())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (tmp_path / "ampcheck").mkdir(exist_ok=True)
-    assert not isinstance(build(), str)
-    (built,) = (tmp_path / "ampcheck").iterdir()
-    moved = tmp_path / "moved.so"
-    built.rename(moved)  # the loaded file stays whole
-    built.write_bytes(b"damaged")
-    assert not isinstance(build(), str)
 
 
 def test_threads_measure_at_once():

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.health import TensorHealth, Unmeasured, cpu, health_of, measure_health
+from ampcheck.health import TensorHealth, Unmeasured, health_of, measure_health
 
 
 def health(tensor: torch.Tensor, **options: object) -> TensorHealth:
@@ -191,7 +191,6 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
 def test_the_fast_path_is_invisible_to_a_dispatch_mode():
     tensor = torch.randn(100, requires_grad=True)
     with Counting() as mode:

@@ -20,7 +20,7 @@ import ampcheck
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict
-from ampcheck.health import TensorHealth
+from ampcheck.health import TensorHealth, oracle
 from ampcheck.outcome.raising import verify
 from ampcheck.training.monitor.checks import loss_scale_stats
 from ampcheck.training.monitor.sums import GradientSum, MonitorStats, OptimizerStats, ParameterStats, Series
@@ -361,7 +361,7 @@ def test_a_step_inside_torch_compile_is_not_seen_and_that_is_told() -> None:
     assert "torch.compile" in finding.hint
 
 
-def test_the_way_without_a_compiler_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_torch_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def stats() -> MonitorStats:
         made = loop(scaler=scaler())
         with ampcheck.watch(made.model, made.optimizer, made.scaler, exact=False, fail_on="never") as seen:
@@ -370,7 +370,7 @@ def test_the_way_without_a_compiler_tells_the_same(monkeypatch: pytest.MonkeyPat
         return seen.stats.training
 
     fast = stats()
-    monkeypatch.setattr("ampcheck.health.cpu.unavailable", lambda: "there is no compiler")
+    monkeypatch.setattr("ampcheck.health.cpu.pack", oracle.pack)
     slow = stats()
 
     for one, other in zip(fast.parameters, slow.parameters, strict=True):

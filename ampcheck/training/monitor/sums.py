@@ -16,16 +16,14 @@ import torch
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
-from ampcheck.health.plan import Plan
+from ampcheck.health.plan import AMAX, AMIN, FINITE, Plan
 from ampcheck.torchtools.storage import device_of
 from ampcheck.training.protocol.events import ProtocolStats
 from ampcheck.training.scale.stats import ScalerStats, ScalerStep
 from ampcheck.training.stagnation.updates import TensorUpdates
 
-_FINITE, _AMAX = 2, 4
-"""Where a packed vector without casts has the count of finite elements and the extremes; see `health.plan`."""
-
-_BINS = _AMAX + 3
+_BINS = AMIN + 2
+"""Where the histogram of a packed vector begins."""
 
 _NOTES = 8
 """Columns besides the packed statistics: elements, those that are not stored, and the counts of `GradientSum`."""
@@ -259,7 +257,7 @@ class GradientSums:
     def __init__(self, plan: Plan, dtype: str, device: torch.device) -> None:
         self._plan, self._dtype, self._device = plan, dtype, device
         empty = torch.zeros(plan.width + _NOTES, dtype=torch.float64, device=device)
-        empty[_AMAX + 1] = torch.inf
+        empty[AMIN] = torch.inf
         self._rows = Rows(empty)
         self._exponents = torch.tensor(plan.exponents, dtype=torch.float64, device=device)
         self._sizes: dict[tuple[tuple[int, int], ...], torch.Tensor] = {}
@@ -294,10 +292,10 @@ class GradientSums:
             self._sizes[sizes] = torch.tensor(sizes, dtype=torch.float64, device=self._device)
         size, total = self._sizes[sizes], self._rows.values[index]
         packed = torch.stack([matrix for _, matrix in waiting])  # [steps, parameters, width]
-        bad = size[:, 0] - size[:, 1] > packed[..., _FINITE]
+        bad = size[:, 0] - size[:, 1] > packed[..., FINITE]
         steps = torch.stack([size.new_full((), step) for step, _ in waiting])
         first = steps[bad.int().argmax(0)] * (bad.any(0) & (total[:, self._plan.width + 3] == 0))
-        vanished = (packed[..., _AMAX] == 0) & ~bad
+        vanished = (packed[..., AMAX] == 0) & ~bad
         counts = packed[..., _BINS:]
         below = counts @ self._mask(scale if unknown_scale is None else unknown_scale)
         least = below[..., 2:].gather(-1, (below[..., 2:] > 0).int().argmax(-1, keepdim=True)).squeeze(-1)
@@ -305,8 +303,8 @@ class GradientSums:
         notes = (torch.ones_like(least), bad, torch.zeros_like(least), vanished, below[..., 0], cut)
         summed = total + torch.cat((packed.sum(0), size * len(waiting), torch.stack(notes, -1).sum(0)), 1)
         summed[:, self._plan.width + 4] += first
-        summed[:, _AMAX] = torch.maximum(total[:, _AMAX], packed[..., _AMAX].amax(0))
-        summed[:, _AMAX + 1] = torch.minimum(total[:, _AMAX + 1], packed[..., _AMAX + 1].amin(0))
+        summed[:, AMAX] = torch.maximum(total[:, AMAX], packed[..., AMAX].amax(0))
+        summed[:, AMIN] = torch.minimum(total[:, AMIN], packed[..., AMIN].amin(0))
         self._rows.values[index] = summed
 
     def _mask(self, scale: torch.Tensor | float) -> torch.Tensor:
