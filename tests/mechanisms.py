@@ -107,7 +107,7 @@ _TRAINING: dict[str, Mechanism] = {
         "losses and weights that are not finite",
         {"checks.range.overflow:_of_losses": NONE, "checks.range.nonfinite_gradient:_of_weights": NONE},
     ),
-    "loss-beside-exact": Mechanism("losses beside float64", {"training.gradients.checks:check_loss": NONE}),
+    "loss-beside-exact": Mechanism("losses beside float64", {"checks.dtype.loss_dtype:nonfinite": NONE}),
     "loss-scale-window": Mechanism("scales outside of the window", {"training.scale.checks:_against_window": NONE}),
     "collapse": Mechanism("scales that collapse", {"training.scale.settling:collapse": NONE}),
     "call-order": Mechanism("the order of scaler calls", {"training.protocol.checks:_Order.breaches": Gives(())}),
@@ -128,8 +128,8 @@ _TRAINING: dict[str, Mechanism] = {
     "random-rounding": Mechanism("stochastic rounding", {"training.stagnation.updates:rounds_at_random": NO}),
     "running-sums": Mechanism("running sums in 16 bits", {"training.reductions.checks:_sums": Gives(())}),
     "norms": Mechanism("norms in 16 bits", {"training.reductions.checks:_norms": Gives(())}),
-    "master-weights": Mechanism("weights without masters", {"training.state_dtypes.checks:_master_weights": NONE}),
-    "optimizer-state": Mechanism("dtypes of optimizer state", {"training.state_dtypes.checks:_optimizer_state": NONE}),
+    "master-weights": Mechanism("weights without masters", {"checks.dtype.master_weights:check": NONE}),
+    "optimizer-state": Mechanism("dtypes of optimizer state", {"checks.dtype.optimizer_state:check": NONE}),
     "vanished-moments": Mechanism(
         "second moments that vanish",
         {
@@ -137,7 +137,7 @@ _TRAINING: dict[str, Mechanism] = {
             "training.state_dtypes.moments:MomentWatch._foreseen": NOTHING,
         },
     ),
-    "buffers": Mechanism("dtypes of buffers", {"training.state_dtypes.checks:_buffers": NONE}),
+    "buffers": Mechanism("dtypes of buffers", {"checks.dtype.buffer_dtype:check": NONE}),
     "tf32": Mechanism("precision flags", {"training.tf32.settings:check_tf32": NONE}),
     "cut-operands": Mechanism("float32 operands whose bits are cut", {"training.tf32.operands:check_operands": NONE}),
     "rank-sums": Mechanism("sums over ranks in 16 bits", {"training.distributed.checks:_collectives": NONE}),

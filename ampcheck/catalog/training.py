@@ -142,50 +142,6 @@ STAGNATION = declared(
     subjects=(Kind.TRAINING, Kind.CALL),
 )
 
-MASTER_WEIGHTS = declared(
-    "master-weights",
-    "dtype",
-    "Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without a "
-    "policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.",
-    "Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under "
-    "'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer "
-    "steps or keeps. A policy is declared by 'policy' in the mapping of the training loop: 'amp', 'pure-bf16', "
-    "'fsdp2', 'master-weights-fp32', or dtypes by role with exceptions by glob pattern.",
-    "A call of model.half() or model.bfloat16() before the optimizer was made, a checkpoint loaded in its own "
-    "dtype (torch_dtype=...), 16-bit weights that are not copied back from their masters.",
-    "Keep the parameters in float32 and run forward under torch.autocast; or let the optimizer step float32 "
-    "copies, and copy them back after each step.",
-    subjects=(Kind.TRAINING, Kind.CALL),
-)
-
-OPTIMIZER_STATE = declared(
-    "optimizer-state",
-    "dtype",
-    "Optimizer state has the dtypes that the declared policy allows; a step counter may always be float32. Whatever is "
-    "declared, state that updates are divided by does not become zero: fails where it does and the updates there are "
-    "too large, by more than half of the norm of all updates.",
-    "Every floating-point tensor in optimizer.state, also in lists and mappings, is listed by the parameter it belongs "
-    "to. In the first steps, elements of 16-bit state that are zero and not zero in float64 are compared with the "
-    "updates of the same elements: what vanished in a denominator makes them more than twice as large as in float64. "
-    "Without a policy other 16-bit state is reported and not judged: stagnation says what it loses, now and later.",
-    "Optimizers create their state in the dtype of the parameters, so that a cast model has 16-bit moments: squared "
-    "gradients below 6e-8 are zero in float16. A state that was cast by hand, or loaded from a 16-bit checkpoint.",
-    "Create the optimizer on float32 parameters, or use one that keeps its state in float32.",
-    subjects=(Kind.TRAINING, Kind.CALL),
-)
-
-BUFFER_DTYPE = declared(
-    "buffer-dtype",
-    "dtype",
-    "Buffers of trained modules, and copies of weights that the steps change (an EMA), have the dtypes that the "
-    "declared policy allows. A frozen copy (a teacher, the base under adapters) may have any dtype.",
-    "Buffers and copies are listed before and after steps; a copy counts as changed when its bits or PyTorch's "
-    "count of writes changed. Integers and booleans are always allowed.",
-    "A call of model.bfloat16() casts floating-point buffers too: tables of positions, running statistics, "
-    "counters; an EMA made by deepcopy of a cast model.",
-    "Cast buffers and copies back with .float(), make counters integers, keep the EMA in float32.",
-    subjects=(Kind.TRAINING, Kind.CALL),
-)
 
 REDUCE_PRECISION = declared(
     "reduce-precision",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import DTYPE
 from ampcheck.checks import REGISTRY, for_kind
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
+from ampcheck.checks.dtype.dtype import CHECK as DTYPE
 from ampcheck.core.arguments import parse_checks
 from ampcheck.core.errors import UsageError
 from ampcheck.core.extensions import broken

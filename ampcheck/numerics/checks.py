@@ -16,8 +16,6 @@ from ampcheck.records.numerics import NumericsStats
 _OTHERS: Mapping[str, Callable[[NumericsStats, Limits], list[Finding]]] = MappingProxyType(
     {
         "autocast-state": execution.check_state,
-        "loss-dtype": execution.check_loss_dtype,
-        "dtype": execution.check_declared_dtypes,
     }
 )
 

@@ -16,14 +16,14 @@ from ampcheck.autocast.device import place
 from ampcheck.autocast.observe import OpDtype, OpDtypes, check_op_dtypes, observe_ops
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import short
-from ampcheck.catalog.numerics import DTYPE
+from ampcheck.checks.dtype.dtype import CHECK as DTYPE
+from ampcheck.checks.dtype.dtype import of_modules
 from ampcheck.core.arguments import DType
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Finding, Run
 from ampcheck.core.subject import Subject, name_of
-from ampcheck.numerics.execution import check_dtypes
 from ampcheck.outcome.raising import verify
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.restore import restoring
@@ -116,7 +116,7 @@ def _judge_modules(model: Any, inputs: Any, declared: Mapping[str, str], subject
     kind = placement.emulated or torch.device(device).type
     with placement.entered(), nullcontext() if low is None else torch.autocast(kind, low):
         dtypes, outputs = measure_dtypes(model, args, kwargs)
-    findings = check_dtypes(subject, dtypes, declared)
+    findings = of_modules(subject, dtypes, declared)
     return Run(findings=tuple(findings), coverage=Coverage({"modules": len(dtypes), "outputs": outputs}))
 
 

@@ -10,10 +10,13 @@ from itertools import count
 import torch
 
 from ampcheck.autocast.judge import judge_use
-from ampcheck.catalog import numerics as of_models
 from ampcheck.catalog import training as of_loops
 from ampcheck.catalog.causes import with_causes
 from ampcheck.checks import added, findings, for_kind
+from ampcheck.checks.dtype.buffer_dtype import CHECK as BUFFER_DTYPE
+from ampcheck.checks.dtype.loss_dtype import CHECK as LOSS_DTYPE
+from ampcheck.checks.dtype.master_weights import CHECK as MASTER_WEIGHTS
+from ampcheck.checks.dtype.optimizer_state import CHECK as OPTIMIZER_STATE
 from ampcheck.core.arguments import parse_checks, parse_integer
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
@@ -46,7 +49,6 @@ from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.invariance import check_invariance
 from ampcheck.training.stagnation.stagnation import check_stagnation
 from ampcheck.training.stagnation.tables import stagnation_tables
-from ampcheck.training.state_dtypes.checks import check_state_dtypes
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 from ampcheck.training.values import VALUES, with_values
@@ -55,13 +57,13 @@ _FOLLOWED = frozenset(VALUES) | frozenset(
     str(check)
     for check in (
         *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
-        *(of_loops.REDUCE_PRECISION, of_loops.OPTIMIZER_STATE, of_models.LOSS_DTYPE),
-        *(of_loops.MASTER_WEIGHTS, of_loops.SCALE_INVARIANCE),
+        *(of_loops.REDUCE_PRECISION, OPTIMIZER_STATE, LOSS_DTYPE),
+        *(MASTER_WEIGHTS, of_loops.SCALE_INVARIANCE),
     )
 )
 """The checks that compare what steps compute."""
 
-_STATE_CHECKS = (of_loops.MASTER_WEIGHTS, of_loops.OPTIMIZER_STATE, of_loops.BUFFER_DTYPE, of_models.LOSS_DTYPE)
+_STATE_CHECKS = (MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFER_DTYPE, LOSS_DTYPE)
 
 
 @dataclass(slots=True)
@@ -258,16 +260,17 @@ def _state_dtypes(context: Context) -> Run:
     if seen.residency is None:
         return Run()
     passes = [event for event in seen.events if event.act is Act.BACKWARD and event.dtype]
-    computed = tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed))
     narrow = (event.where for event in passes if event.computed or event.dtype in ("float16", "bfloat16"))
-    where = next(narrow, Where("backward"))
-    findings = check_state_dtypes(seen.residency, tuple(event.dtype for event in passes), computed, where)
-    if of_models.LOSS_DTYPE.slug in context.wanted:
-        first = next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)
-        nonfinite = of_gradients.check_loss(seen.subject, seen.losses, seen.exact, seen.place(first))
-        if nonfinite:
-            findings = [*(f for f in findings if f.check != of_models.LOSS_DTYPE.slug), *nonfinite]
-    return _run(findings, tables=state_dtype_tables(seen.residency))
+    stats = replace(
+        seen.residency,
+        losses=tuple(event.dtype for event in passes),
+        computed=tuple(dict.fromkeys(dtype for event in passes for dtype in event.computed)),
+        loss_at=next(narrow, Where("backward")),
+        returned=seen.losses,
+        exact=seen.exact,
+        place=seen.place(next((number for number, loss in enumerate(seen.losses) if not math.isfinite(loss)), 0)),
+    )
+    return _run(findings(stats, context.limits, context.wanted), tables=state_dtype_tables(stats))
 
 
 def _confounders(context: Context) -> Run:

@@ -18,10 +18,11 @@ from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
 from ampcheck.facts.linear import Form, LinearFacts, Operand, combined, itself, mixed
 from ampcheck.facts.memory import dtype_name
+from ampcheck.records.state import Role
 from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves
 from ampcheck.torchtools.private import backward_task, without_modes
 from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.loop import Resident, Role
+from ampcheck.training.loop import Resident
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 NARROW = frozenset((torch.float16, torch.bfloat16, *_FLOAT8))

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -20,6 +19,7 @@ from ampcheck.core.errors import as_result, brief, message_of, require_ran
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.state import Role
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.explain import trail_of
 from ampcheck.stream.ops import OpEvent
@@ -36,21 +36,6 @@ STEPS = 24
 
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
-
-
-class Role(str, Enum):
-    """The purpose of a tensor that lives across steps."""
-
-    PARAMETER = "parameter"
-    GRADIENT = "gradient"
-    STATE = "optimizer state"
-    BUFFER = "buffer"
-    COPY = "copy"
-    SCALER = "scaler"
-    OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _Owned: TypeAlias = "tuple[Role, str, object]"

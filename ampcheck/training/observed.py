@@ -9,7 +9,6 @@ from typing import Any
 
 from ampcheck.autocast.missing import NEEDS_CUDA, not_imitated
 from ampcheck.autocast.placement import is_open
-from ampcheck.catalog.numerics import LOSS_DTYPE
 from ampcheck.catalog.training import (
     GRADIENT_UNDERFLOW,
     LOSS_SCALE,
@@ -20,6 +19,7 @@ from ampcheck.catalog.training import (
 )
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.dtype.loss_dtype import CHECK as LOSS_DTYPE
 from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
 from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Verdict, Where
@@ -27,17 +27,18 @@ from ampcheck.core.text import listed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import measure_block
 from ampcheck.records.numerics import NumericsStats
+from ampcheck.records.state import Role, StateDtypeStats
 from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats
-from ampcheck.training.loop import Role, StepError, TrainingLoop, parameters_of, quiet
+from ampcheck.training.loop import StepError, TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.order import all_skipped, without_gradients
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
 from ampcheck.training.scale.invariance import InvarianceStats, measure_invariance
 from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
-from ampcheck.training.state_dtypes.measure import StateDtypeStats, measure_state_dtypes
+from ampcheck.training.state_dtypes.measure import measure_state_dtypes
 
 _LISTED = 3
 

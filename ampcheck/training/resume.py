@@ -17,12 +17,13 @@ from ampcheck.catalog.training import RESUME
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Finding, Table, Where
 from ampcheck.facts.memory import dtype_name
+from ampcheck.records.state import Role
 from ampcheck.torchtools.saving import generator_state
 from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed, gather, rank, settled
-from ampcheck.training.loop import Role, StepError, TrainingLoop, same_loss
+from ampcheck.training.loop import StepError, TrainingLoop, same_loss
 
 _LISTED = 3
 _UNIT = "relative difference"

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
+from ampcheck.records.state import Role
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import Resident, Role
+from ampcheck.training.loop import Resident
 
 SIZE = 4
 FACTORS = st.sampled_from([0.5, 2.0, -1.0, 0.25])

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from ampcheck.checks import findings
+from ampcheck.checks.dtype.loss_dtype import nonfinite as check_loss
 from ampcheck.checks.range import mend_nonfinite
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.records.finite import FiniteStats
-from ampcheck.training.gradients.checks import check_loss
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
 from ampcheck.training.scale.checks import check_loss_scale

@@ -11,7 +11,8 @@ from torch import nn
 import ampcheck
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.loop import Role, TrainingLoop
+from ampcheck.records.state import Role
+from ampcheck.training.loop import TrainingLoop
 
 B16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
 CHECKS = ("stagnation", "optimizer-state", "nonfinite-gradient", "overflow")

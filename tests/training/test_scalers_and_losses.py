@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from ampcheck.audit import audit
+from ampcheck.checks.dtype.loss_dtype import nonfinite as check_loss
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.gradients.checks import check_gradients, check_loss
+from ampcheck.training.gradients.checks import check_gradients
 from ampcheck.training.gradients.watch import GradientLoss, GradientStats
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,15 +14,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampcheck
+from ampcheck.checks import findings
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.loop import Role, TrainingLoop
-from ampcheck.training.state_dtypes.checks import check_state_dtypes
+from ampcheck.records.state import DtypePolicy, Role, StateDtypeStats
+from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.state_dtypes.measure import (
     PRESETS,
-    DtypePolicy,
-    StateDtypeStats,
     measure_state_dtypes,
     parse_policy,
     state_dtype_tables,
@@ -55,6 +56,10 @@ def make(dtype: torch.dtype = torch.float32, **parts: Any) -> dict[str, Any]:
         return float(loss.detach())
 
     return {"model": model, "optimizer": optimizer, "step": step, **parts}
+
+
+def check_state_dtypes(stats: StateDtypeStats, losses: tuple[str, ...] = ()) -> list[Finding]:
+    return findings(replace(stats, losses=losses), Limits())
 
 
 def measured(shape: dict[str, Any], steps: int = 1) -> StateDtypeStats:

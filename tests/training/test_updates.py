@@ -9,8 +9,9 @@ from torch import nn
 
 from ampcheck.core.subject import Subject
 from ampcheck.facts.linear import Form, itself, mixed
+from ampcheck.records.state import Role
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
+from ampcheck.training.loop import LoopShadow, Resident, TrainingLoop
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.catalog.numerics import LOSS_DTYPE
 from ampcheck.catalog.training import GRADIENT_UNDERFLOW
-from ampcheck.checks.range import first_op, mend_nonfinite
 from ampcheck.core.check import Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Series, Table, Where
@@ -35,25 +33,6 @@ def measure_finite(loop: TrainingLoop, losses: Sequence[float], before: tuple[st
     weights = sum(parameter.device.type != "meta" for _, parameter in loop.parameters())
     after = nonfinite_parameters(loop)
     return FiniteStats(loop.name, tuple(losses), before, after, weights, steps=len(losses))
-
-
-def check_loss(subject: str, losses: Sequence[float], exact: Mapping[int, float], place: Where | None) -> list[Finding]:
-    """`loss-dtype`: a loss that is finite in float64 is finite. Empty where the first that is not has no such value.
-
-    losses, exact: what the steps returned, and would have returned. place: the op of that step in which a value first
-    became infinite or NaN.
-    """
-    step = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), -1)
-    if not math.isfinite(reference := exact.get(step, math.nan)):
-        return []
-    many = sum(not math.isfinite(loss) for loss in losses)
-    message = (
-        f"a loss must be finite where float64 gives a finite one; step {step} returned {losses[step]:g}, and "
-        f"{reference:.6g} in float64 ({many} of {len(losses)} steps returned no finite loss){first_op(place)}"
-    )
-    place = place or Where()
-    where, hint = replace(place, phase=place.phase or "forward", step=step), mend_nonfinite(place)
-    return [LOSS_DTYPE.fail(subject, message, where=where, observed=losses[step], limit=reference, hint=hint)]
 
 
 def loss_chart(subject: str, losses: Sequence[float]) -> tuple[Chart, ...]:

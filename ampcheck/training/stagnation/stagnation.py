@@ -11,8 +11,9 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Verdict, Where
 from ampcheck.core.text import listed, percent
+from ampcheck.records.state import Role
 from ampcheck.training.lineage import VanishedConstant
-from ampcheck.training.loop import Role, TrainingLoop
+from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.stagnation.forecast import AVERAGE, FAR, FOLLOWS, HORIZON, MEAN, SUM, Stop, stops
 from ampcheck.training.stagnation.rates import rates_of, share_lost
 from ampcheck.training.stagnation.updates import TensorUpdates, UpdateWatch, by_slot, rounds_at_random

@@ -12,11 +12,12 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.state import Role
 from ampcheck.torchtools.saving import same_bits
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
-from ampcheck.training.loop import LoopShadow, Resident, Role, TrainingLoop
+from ampcheck.training.loop import LoopShadow, Resident, TrainingLoop
 from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
 from ampcheck.training.stagnation.rates import rates_of
 

@@ -11,12 +11,13 @@ import torch
 
 from ampcheck.core.formats import format_of
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.state import Role, VanishedState, excess_of
 from ampcheck.shadow import Shadow
 from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.lineage import NARROW, Lineage
-from ampcheck.training.loop import Resident, Role, TrainingLoop
+from ampcheck.training.loop import Resident, TrainingLoop
 
 _LARGER = 2.0
 """Times the exact update, from which on an update is too large; rounding in 16 bits stays far below."""
@@ -25,27 +26,6 @@ _ROUNDINGS = 2.0
 """In spacings of the weight, what rounding may add to an update."""
 
 _TINY = 1e-300
-
-
-@dataclass(frozen=True, slots=True)
-class VanishedState:
-    """A state that becomes zero where float64 gives another value, with updates that are too large there.
-
-    name: of the state; dtype: its own. elements: of the state; zero: how many of them became zero and should not be,
-    together with an update more than twice as large as in float64. excess: the norm by which these updates are too
-    large, relative to the norm of all exact updates of the step; infinite where one is not finite. largest: the most
-    that an update is too large, as a factor. step: in which this was measured. foreseen: whether the updates become so
-    as the average goes on, and are not so in this step.
-    """
-
-    name: str
-    dtype: str
-    elements: int
-    zero: int
-    excess: float
-    largest: float
-    step: int
-    foreseen: bool
 
 
 @dataclass(slots=True)
@@ -175,11 +155,6 @@ class MomentWatch:
         if has_companions(tensor) and self._shadow.store.known(tensor) is not None:
             return self._shadow.exact(tensor).clone()
         return tensor.double()
-
-
-def excess_of(vanished: Sequence[VanishedState]) -> float:
-    """The norm by which the updates of all these states together are too large, relative to that of all updates."""
-    return math.sqrt(sum(state.excess**2 for state in vanished))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
