@@ -82,7 +82,7 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
     judged = tuple(kernels.judged) if kernels is not None else ()
     if any(result.wrong for result in judged):
         return _wrong_kernel([r for r in judged if r.wrong], independent, judged)
-    coarsest = _coarsest_of_one(independent)
+    coarsest = _coarsest_of_one(independent, keys)
     again = _relate(independent, keys, coarsest)
     notes = [] if opaque else list(_explained_by_decisions(related, again))
     notes += _explained_by_tables(again, coarsest)
@@ -162,10 +162,13 @@ def _run_independently(
     return [runs[0], runs[1]], judge
 
 
-def _coarsest_of_one(runs: Sequence[Execution]) -> float:
-    """The unit roundoff of data that one side alone holds."""
+def _coarsest_of_one(runs: Sequence[Execution], keys: Sequence[Key]) -> float:
+    """The unit roundoff of data behind these results that one side alone holds."""
     a, b = (run.trail for run in runs)
-    return 0.0 if a is None or b is None else max(a.coarsest_not_in(b), b.coarsest_not_in(a))
+    if a is None or b is None:
+        return 0.0
+    first, second = ([run.records[key] for key in keys if key in run.records] for run in runs)
+    return max(a.coarsest_not_in(b, first), b.coarsest_not_in(a, second))
 
 
 def _explained_by_decisions(before: _Relations, after: _Relations) -> Iterator[str]:

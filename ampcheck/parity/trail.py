@@ -6,6 +6,7 @@ row, by which parts of a batch or of a sequence are found in the whole.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -133,21 +134,31 @@ class Trail:
         noise = FLOAT64_NOISE * away + FLOAT64_ALIKE * float(size)
         return Record(where, parents, marks, rows, tensor.shape, noise, live)
 
-    def coarsest_not_in(self, other: Trail) -> float:
-        """The unit roundoff of data that the other run does not have: tables and weights made outside of the run."""
-        data = [
-            [record.kept for record in trail.records if record.where is None and record.kept] for trail in (self, other)
-        ]
-        numbers = torch.cat(
-            [
-                torch.zeros(1, dtype=torch.float64),
-                *(finite_parts(reference.exact).reshape(-1) for _, reference in data[1]),
-            ]
-        )
-        own = [
-            value for value, reference in data[0] if not bool(torch.isin(finite_parts(reference.exact), numbers).all())
-        ]
-        return max((roundoff(value.dtype) for value in own), default=0.0)
+    def coarsest_not_in(self, other: Trail, results: Iterable[int]) -> float:
+        """The unit roundoff of data behind these records that the other run does not have: tables and weights made
+        outside of the run. Data that leads to none of them explains no difference."""
+        own, known = self._data(self._behind(results)), other._data(range(len(other.records)))
+        numbers = torch.cat([torch.zeros(1, dtype=torch.float64), *(exact for _, exact in known)])
+        if not own:
+            return 0.0
+        shared = torch.isin(torch.cat([exact for _, exact in own]), numbers).split([len(exact) for _, exact in own])
+        units = [roundoff(dtype) for (dtype, _), every in zip(own, shared, strict=True) if not bool(every.all())]
+        return max(units, default=0.0)
+
+    def _data(self, numbers: Iterable[int]) -> list[tuple[torch.dtype, torch.Tensor]]:
+        """Of the records that are data, the format and the exact values."""
+        kept = [record.kept for i in numbers if (record := self.records[i]).where is None and record.kept]
+        return [(value.dtype, finite_parts(reference.exact).reshape(-1)) for value, reference in kept]
+
+    def _behind(self, results: Iterable[int]) -> set[int]:
+        """The records that lead to these."""
+        behind, stack = set[int](), list(results)
+        while stack:
+            number = stack.pop()
+            if number not in behind:
+                behind.add(number)
+                stack.extend(self.records[number].parents)
+        return behind
 
 
 def _layout(tensor: torch.Tensor) -> _Layout:

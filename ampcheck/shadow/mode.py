@@ -33,7 +33,7 @@ from ampcheck.shadow.judge import Judge
 from ampcheck.shadow.reached import LEFT
 from ampcheck.shadow.result import Reference
 from ampcheck.shadow.rowwise import RowCall, row_call
-from ampcheck.shadow.rules import HIGHER
+from ampcheck.shadow.rules import HIGHER, composed
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
 from ampcheck.stream.calls import subscribed
@@ -104,6 +104,7 @@ class Shadow(OpSubscriber):
         self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = self.compiled = self.whole = 0
+        self._in_higher = False
         self.failed: Where | None = None
         self.until = float("inf")
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
@@ -212,13 +213,14 @@ class Shadow(OpSubscriber):
         if event.wrapped:
             return NotImplemented
         op = event.traits
-        if torch.is_inference_mode_enabled() and has_kernel_for(event.op._name, "CompositeImplicitAutograd"):
-            # With gradients autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
-            return _composed(event, "CompositeImplicitAutograd")
+        below = self._in_higher or torch.is_inference_mode_enabled()
+        if below and has_kernel_for(event.op._name, "CompositeImplicitAutograd"):
+            # Elsewhere autograd divides such an op; whole, `to` and `reshape` pass for views though they copy.
+            return composed(event, "CompositeImplicitAutograd")
         if op.view:
             return self._run(event)
         if op.namespace == "fsdp":
-            return _composed(event, event.tensors[0].device.type.upper())
+            return composed(event, event.tensors[0].device.type.upper())
         if op.namespace != "aten" and communicates(op):
             return self._communicate(event)
         return self._compute(event)
@@ -317,8 +319,12 @@ class Shadow(OpSubscriber):
         """A higher-order op. Where a rule can call what it calls, every op inside is followed."""
         run = HIGHER.get(str(event.op))
         if run is not None:
-            with event.again():
-                return run(*event.args, **event.kwargs)
+            outer, self._in_higher = self._in_higher, True
+            try:
+                with event.again():
+                    return run(*event.args, **event.kwargs)
+            finally:
+                self._in_higher = outer
         self.unruled[f"what runs inside {event.op}"] += 1
         tensors = [(t, t._version) for t in floating_values(event.tensors) if not t.is_inference()]
         out = event.run()
@@ -386,12 +392,6 @@ class Shadow(OpSubscriber):
         except BaseException:
             self.failed = self._origins.current(event.line).where(event.traits.title)
             raise
-
-
-def _composed(event: OpEvent, key: str) -> Any:
-    """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
-    with event.again():
-        return event.op._op_dk(getattr(DispatchKey, key), *event.args, **event.kwargs)
 
 
 def _traces() -> bool:

@@ -493,3 +493,21 @@ def kernel_that_drops_a_block() -> Any:
 @pair(ANOTHER)
 def kernel_that_is_right_in_another_function() -> Any:
     return _layer(BLOCKS), lambda x, w: 2 * _layer(torch.matmul)(x, w), LAYER
+
+
+@pair(ANOTHER, "aten::gelu")
+def another_gelu_beside_a_weight_that_one_side_does_not_use() -> Any:
+    class Layer(nn.Module):
+        def __init__(self, *, pooled: bool) -> None:
+            super().__init__()
+            self.pooled, self.norm = pooled, nn.LayerNorm(48, dtype=BF16)
+            nn.init.normal_(self.norm.bias, generator=torch.Generator().manual_seed(3))
+
+        def forward(self, x: Any) -> Any:
+            if not self.pooled:
+                return F.gelu(x)
+            out = x * torch.sigmoid(1.702 * x)
+            self.norm(out)  # of which the result is not returned
+            return out
+
+    return Layer(pooled=True), Layer(pooled=False), (draw(16, 48),)

@@ -271,10 +271,11 @@ def test_programs_are_followed_in_every_layout(name: str) -> None:
     assert not shadow.unruled
 
 
-def test_flexible_attention_is_followed_op_by_op() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flexible_attention_is_followed_op_by_op(dtype: torch.dtype) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    query, key, value = (data(1, 2, 16, 8, seed=i) for i in range(3))
+    query, key, value = (data(1, 2, 16, 8, seed=i).to(dtype) for i in range(3))
 
     def near(score: torch.Tensor, b: Any, h: Any, i: Any, j: Any) -> torch.Tensor:
         return score + (i - j)

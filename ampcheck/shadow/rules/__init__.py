@@ -18,3 +18,4 @@ from ampcheck.shadow.rules import (  # noqa: F401  # importing a module register
     recurrent,
 )
 from ampcheck.shadow.rules.higher import HIGHER as HIGHER
+from ampcheck.shadow.rules.higher import composed as composed

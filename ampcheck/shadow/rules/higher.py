@@ -1,4 +1,4 @@
-"""Higher-order ops: how to run what they call, op by op, under the mode."""
+"""Higher-order and composed ops: how to run what they call, op by op, under the mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.torchtools.private import flex_attention, flex_attention_backward, tree_leaves
+from ampcheck.stream.ops import OpEvent
+from ampcheck.torchtools.private import DispatchKey, flex_attention, flex_attention_backward, tree_leaves
 
 
 def _cond(predicate: Any, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Any = ()) -> Any:
@@ -47,6 +48,12 @@ def _named(graph: Callable[..., Any], _: Any, *operands: Any) -> Any:
 
 def _listed(graph: Callable[..., Any], operands: Sequence[Any]) -> Any:
     return graph(*operands)
+
+
+def composed(event: OpEvent, key: str) -> Any:
+    """An op whose kernel for `key` calls others, such as those that copy shards to the buffers of FSDP2."""
+    with event.again():
+        return event.op._op_dk(getattr(DispatchKey, key), *event.args, **event.kwargs)
 
 
 HIGHER: dict[str, Callable[..., Any]] = {
