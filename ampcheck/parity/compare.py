@@ -55,9 +55,9 @@ def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limit
     runs = [execution_of(side) if isinstance(side, Recorded) else execute(side) for side in (a, b)]
     _drop_gradients_of_one(runs)
     parity = _other_structure(runs) or _compare_functions((a, b), runs)
-    notes = tuple(note for run in runs for note in run.notes)
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
+    notes = tuple(note for run in runs for note in run.notes)
     return replace(parity, notes=(*notes, *parity.notes), compared=len(_common_keys(runs)))
 
 

@@ -356,7 +356,7 @@ def _run_once(side: Side) -> dict[Key, torch.Tensor]:
 def _restored(function: Callable[..., Any] | None) -> Iterator[None]:
     """Restore what the modules that a function is, or closes over, save: parameters and buffers."""
     saved = [
-        (t, t.detach().clone()) for module in _modules_of(function) for t in (*module.parameters(), *module.buffers())
+        (t, t.detach().clone()) for module in modules_of(function) for t in (*module.parameters(), *module.buffers())
     ]
     try:
         yield
@@ -367,12 +367,13 @@ def _restored(function: Callable[..., Any] | None) -> Iterator[None]:
                     tensor.copy_(before)
 
 
-def _modules_of(function: object) -> list[torch.nn.Module]:
+def modules_of(function: object) -> list[torch.nn.Module]:
+    """The modules that a function is, is a method of, or closes over."""
     owner = getattr(function, "__self__", None)
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
     inside = [c for c in cells if c is not function and callable(c) and not isinstance(c, torch.nn.Module)]
     return [m for m in (function, owner, *cells) if isinstance(m, torch.nn.Module)] + [
-        module for closed in inside for module in (_modules_of(closed) if hasattr(closed, "__closure__") else ())
+        module for closed in inside for module in (modules_of(closed) if hasattr(closed, "__closure__") else ())
     ]
 
 

@@ -14,6 +14,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.numerics.checks import check_numerics
 from ampcheck.parity.execution import Execution, str_of
+from ampcheck.parity.lifted import compiled_apart
 from ampcheck.records.results import JUDGED_UNIT
 from ampcheck.shadow.bounds import examine
 
@@ -55,17 +56,28 @@ def _float32_errors(run: Execution) -> Iterator[Finding]:
 
 
 def _compiled_errors(run: Execution) -> Iterator[Finding]:
-    """The worst result of compiled code that is beyond the bound of eager mode."""
+    """The worst result of compiled code that is beyond the bound of eager mode, or is another function in float64."""
     wrong = [error for error in run.compiled if error.at_fault]
-    if not wrong:
-        return
-    worst = max(wrong, key=lambda error: error.times)
-    yield COMPILED_ERROR.fail(
-        run.side.name,
-        f"compiled, {str_of(worst.key)} must keep the bound that eager mode keeps: error {worst.error:.2g} against "
-        f"float64, limit {worst.limit:.2g}",
-        observed=worst.error,
-        limit=worst.limit,
-        unit="relative error",
-        hint="ampcheck blame names the stage of the compiler",
-    )
+    if wrong:
+        worst = max(wrong, key=lambda error: error.times)
+        yield _compiled_error(
+            run,
+            f"compiled, {str_of(worst.key)} must keep the bound that eager mode keeps: error {worst.error:.2g} against "
+            f"float64, limit {worst.limit:.2g}",
+            observed=worst.error,
+            limit=worst.limit,
+        )
+    elif run.compiled:
+        apart, reason = compiled_apart(run.side, run.results)
+        if reason:
+            run.notes.append(f"compiled code of {run.side.name} was not compared in float64: {reason}")
+        for key, how in list(apart.items())[:1]:
+            more = f"; {len(apart) - 1} further results differ" if len(apart) > 1 else ""
+            yield _compiled_error(
+                run, f"compiled, {str_of(key)} must be the function of eager mode: compiled in float64, {how}{more}"
+            )
+
+
+def _compiled_error(run: Execution, message: str, observed: float | None = None, limit: float | None = None) -> Finding:
+    hint = "ampcheck blame names the stage of the compiler"
+    return COMPILED_ERROR.fail(run.side.name, message, observed=observed, limit=limit, unit="relative error", hint=hint)

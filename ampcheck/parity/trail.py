@@ -141,7 +141,8 @@ class Trail:
         numbers = torch.cat([torch.zeros(1, dtype=torch.float64), *(exact for _, exact in known)])
         if not own:
             return 0.0
-        shared = torch.isin(torch.cat([exact for _, exact in own]), numbers).split([len(exact) for _, exact in own])
+        together = torch.isin(torch.cat([exact for _, exact in own]), numbers)
+        shared = torch.split(together, [len(exact) for _, exact in own])
         units = [roundoff(dtype) for (dtype, _), every in zip(own, shared, strict=True) if not bool(every.all())]
         return max(units, default=0.0)
 

@@ -82,6 +82,32 @@ def test_compiled_code_is_judged_by_the_exact_values_of_eager_mode() -> None:
         assert_parity(ours, torch.compile(ours, backend=negated), (x,), backward=False)
 
 
+def test_compiled_code_is_compared_in_float64_where_16_bits_hide_a_difference() -> None:
+    def scaled(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(out * 1.001 for out in graph(*args))
+
+    def narrow(graph: Any, inputs: Any) -> Any:
+        def run(*args: Any) -> Any:
+            if args[0].dtype is torch.float64:
+                raise RuntimeError("no kernel for float64")
+            return graph(*args)
+
+        return run
+
+    ours, x = model(), draw(6, 16)
+    before = {name: (id(p), p.dtype, p.detach().clone()) for name, p in ours.named_parameters()}
+    with pytest.raises(
+        AssertionError, match=r"compiled, output must be the function of eager mode: compiled in float64"
+    ):
+        assert_parity(ours, torch.compile(ours, backend=scaled), (x,), backward=False)
+    run = assert_parity(ours, torch.compile(ours, backend=narrow), (x,), backward=False)
+    assert "was not compared in float64: " in run.findings[0].message
+    for name, parameter in ours.named_parameters():
+        number, dtype, value = before[name]
+        assert (id(parameter), parameter.dtype) == (number, dtype)
+        assert torch.equal(parameter, value)
+
+
 def test_functions_that_build_are_called_inside_so_that_tables_are_followed() -> None:
     def make(base: float) -> Any:
         frequencies = base ** -(torch.arange(0, 32, 2).float() / 32)

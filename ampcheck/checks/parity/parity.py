@@ -6,7 +6,8 @@ Measured: Each side runs under float64 companions, with all casts lifted. Exact 
 can hold are of one function; whatever the two then differ by is rounding, and each is judged alone, as an audit judges
 it. Where exact values differ, both run again and take the decisions of float64, so that a near tie is no difference,
 and a walk back from the result, over the values that only one of them has, ends at the first op of each side. A custom
-kernel is judged by the exact values of the other side.
+kernel is judged by the exact values of the other side; compiled code also runs in float64, where it must give what
+eager mode gives.
 
 Causes: A missing scale, another eps or its place, an axis or an order, a mask that is off by one, a weight that was not
 copied; sums, tables or angles in 16 bits, an overflow on one side alone.
