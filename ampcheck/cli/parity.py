@@ -90,7 +90,7 @@ def _record(options: argparse.Namespace) -> int:
         raise UsageError(f"--output names a file that ends with .npz; found {options.output}")
     require_writable(output=options.output)
     from ampcheck.parity.assert_parity import sides_of
-    from ampcheck.parity.execution import Side
+    from ampcheck.parity.calls import Side
     from ampcheck.parity.recorded import record, save_record
 
     side, _ = sides_of(options.target, options.target, dtype=options.dtype, backward=options.backward)

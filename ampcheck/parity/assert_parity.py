@@ -18,9 +18,9 @@ from ampcheck.core.run import Coverage, Run, Table
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Call, name_of
 from ampcheck.outcome.raising import verify
+from ampcheck.parity.calls import Side, side_of_target
 from ampcheck.parity.circumstances import Circumstance, as_circumstance
 from ampcheck.parity.compare import RELATIONS, Subject, compare
-from ampcheck.parity.execution import Side, side_of_target
 from ampcheck.parity.recorded import Recorded, load_record
 from ampcheck.records.parity import Parity
 
@@ -60,7 +60,7 @@ def assert_parity(
     __tracebackhide__ = True
     return verify(
         judge_parity(
-            *sides_of(a, b, args, kwargs, modules=modules, dtype=dtype, backward=backward),
+            *sides_of(a, b, args, kwargs, relation=relation, modules=modules, dtype=dtype, backward=backward),
             relation=relation,
             limits=limits,
             name=name or _name(a, b),
@@ -87,6 +87,7 @@ def sides_of(
     args: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
+    relation: str = "rounding",
     modules: Mapping[str, str] | None = None,
     dtype: DType | None = None,
     backward: bool = True,
@@ -107,6 +108,11 @@ def sides_of(
         return first, _side(b, "b", call, modules=other, **options)
     if call is None or not isinstance(first, Side) or first.function is None:
         raise UsageError(f"{circumstance.name} runs a again on the same arguments: give args")
+    if modules:
+        raise UsageError(f"modules= names those of a second function, and b is {circumstance.name}")
+    if circumstance.splits and relation == "bitwise":  # what parts add up to has other bits
+        first = replace(first, backward=False)
+    assert first.function is not None
     function = first.function
     return replace(first, function=circumstance.reference(function)), replace(
         first, name="b", function=circumstance.applied(function), modules={}

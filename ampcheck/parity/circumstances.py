@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.errors import UsageError
 from ampcheck.search.example import Example
-from ampcheck.search.invariances import Invariance
+from ampcheck.search.invariances import Inputs, Invariance
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Function: TypeAlias = Callable[..., Any]
@@ -21,6 +21,8 @@ class Circumstance:
     """What `assert_parity` takes in place of a second function: `applied(f)` must agree with `reference(f)`."""
 
     __slots__ = ()
+    splits: ClassVar[bool] = False
+    """Whether it adds up what the whole computes at once, so that gradients of parameters have other bits."""
 
     @property
     def name(self) -> str:
@@ -44,14 +46,17 @@ class Batch(Circumstance):
         assert_parity(model, Batch(3), (tokens,), relation="bitwise")  # batch-invariant kernels
 
     Tensors among the arguments whose dimension `dim` is as long as that of the first are split, others are passed
-    whole. Each output must have the rows along `dim`.
+    whole; `inputs` names those that are split, by position or keyword. Each output must have the rows along `dim`.
     """
 
     size: int = 1
     dim: int = 0
+    inputs: Inputs = None
+    splits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         parse_integer(self.size, "size of Batch")
+        _require_dim(self)
 
     @property
     def name(self) -> str:
@@ -62,7 +67,9 @@ class Batch(Circumstance):
         """The function on parts of its batch, whose outputs are joined."""
 
         def in_parts(*args: Any, **kwargs: Any) -> Any:
-            return _joined([function(*a, **k) for a, k, _ in _parts(args, kwargs, self.size, self.dim)], self.dim)
+            return _joined(
+                [function(*a, **k) for a, k, _ in _parts(args, kwargs, self.size, self.dim, self.inputs)], self.dim
+            )
 
         return in_parts
 
@@ -79,12 +86,16 @@ class Chunks(Circumstance):
     transformers model, by `past_key_values`. The sequence is the first argument, along `dim`.
     """
 
+    splits: ClassVar[bool] = True
     size: int = 1
     dim: int = 1
     step: Callable[[Function, torch.Tensor, Any], tuple[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
         parse_integer(self.size, "size of Chunks")
+        _require_dim(self)
+        if self.step is not None and not callable(self.step):
+            raise UsageError(f"step of Chunks must be step(function, chunk, state); found {self.step!r:.60}")
 
     @property
     def name(self) -> str:
@@ -95,7 +106,8 @@ class Chunks(Circumstance):
         """The function chunk by chunk, whose outputs are joined."""
         step = self.step or _cached_step
 
-        def in_chunks(sequence: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def in_chunks(*given: Any, **kwargs: Any) -> Any:
+            sequence, args = _sequence(given, kwargs)
             state, outputs = None, []
             for chunk in torch.split(sequence, self.size, self.dim):
                 output, state = step(_with(function, args, kwargs), chunk, state)
@@ -108,7 +120,8 @@ class Chunks(Circumstance):
         """The function on the whole sequence, without the state that it returns."""
         step = self.step or _cached_step
 
-        def whole(sequence: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        def whole(*given: Any, **kwargs: Any) -> Any:
+            sequence, args = _sequence(given, kwargs)
             return step(_with(function, args, kwargs), sequence, None)[0]
 
         return whole
@@ -126,9 +139,12 @@ class Microbatches(Circumstance):
 
     count: int = 2
     dim: int = 0
+    inputs: Inputs = None
+    splits: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         parse_integer(self.count, "count of Microbatches", 2)
+        _require_dim(self)
 
     @property
     def name(self) -> str:
@@ -140,7 +156,7 @@ class Microbatches(Circumstance):
 
         def accumulated(*args: Any, **kwargs: Any) -> Any:
             rows = _length(args, kwargs, self.dim)
-            parts = _parts(args, kwargs, -(-rows // self.count), self.dim)
+            parts = _parts(args, kwargs, -(-rows // self.count), self.dim, self.inputs)
             total: Any = None
             for a, k, share in parts:
                 loss = function(*a, **k)
@@ -159,6 +175,9 @@ class Permutation(Circumstance):
     """Elements of every input in another order along `dim` give the outputs in this order."""
 
     dim: int = 1
+
+    def __post_init__(self) -> None:
+        _require_dim(self)
 
     @property
     def name(self) -> str:
@@ -267,6 +286,14 @@ def _cached_step(function: Function, chunk: torch.Tensor, state: Any) -> tuple[A
         ) from error
 
 
+def _sequence(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.Tensor, Sequence[Any]]:
+    """The sequence, which is the first argument, and the other positional ones; a keyword is taken out of `kwargs`."""
+    first, rest = (args[0], args[1:]) if args else (kwargs.pop(next(iter(kwargs), ""), None), ())
+    if not isinstance(first, torch.Tensor):
+        raise UsageError(f"Chunks needs a sequence as the first argument; found {_shown(first)}")
+    return first, rest
+
+
 def _with(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Function:
     return lambda first, *more, **options: function(first, *(more or args), **{**kwargs, **options})
 
@@ -284,18 +311,23 @@ def _is_as_long(tensor: torch.Tensor, dim: int, length: int) -> bool:
 
 
 def _parts(
-    args: Sequence[Any], kwargs: dict[str, Any], size: int, dim: int
+    args: Sequence[Any], kwargs: dict[str, Any], size: int, dim: int, inputs: Inputs
 ) -> Iterator[tuple[list[Any], dict[str, Any], float]]:
-    """The arguments in parts of `size` along `dim`, each with its share of the whole."""
-    length = _length(args, kwargs, dim)
+    """The arguments in parts of `size` along `dim`, each with its share of the whole. inputs: those that are split."""
+    named: dict[int | str, Any] = dict(enumerate(args))
+    named.update(kwargs.items())
+    chosen = [value for key, value in named.items() if inputs is None or key in inputs]
+    length = _length(chosen, {}, dim)
+    if not length:
+        raise UsageError(f"the arguments need at least one row along dimension {dim}")
     for start in range(0, length, size):
         count = min(size, length - start)
 
         def part(tensor: torch.Tensor, start: int = start, count: int = count) -> torch.Tensor:
             return tensor.narrow(dim, start, count) if _is_as_long(tensor, dim, length) else tensor
 
-        part_args, part_kwargs = map_tensors(part, (list(args), dict(kwargs)))
-        yield part_args, part_kwargs, count / length
+        split = {key: map_tensors(part, v) if inputs is None or key in inputs else v for key, v in named.items()}
+        yield [split[number] for number in range(len(args))], {key: split[key] for key in kwargs}, count / length
 
 
 def _joined(outputs: Sequence[Any], dim: int) -> Any:
@@ -308,8 +340,13 @@ def _joined(outputs: Sequence[Any], dim: int) -> Any:
             raise UsageError(
                 f"output {path or ''} has no dimension {dim} along which parts are joined: shape {list(tensor.shape)}"
             )
-    joined = {path: torch.cat([one[path] for one in named], dim) for path in named[0]}
-    return joined[""] if joined.keys() == {""} else joined
+    joined = iter([torch.cat([one[path] for one in named], dim) for path in named[0]])
+    return map_tensors(lambda tensor: next(joined), outputs[0])
+
+
+def _require_dim(circumstance: Any) -> None:
+    if type(circumstance.dim) is not int:
+        raise UsageError(f"dim of {type(circumstance).__name__} must be a whole number; found {circumstance.dim!r:.40}")
 
 
 def _shown(value: object) -> str:

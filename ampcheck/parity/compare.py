@@ -8,6 +8,7 @@ they part are named.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -16,9 +17,10 @@ import torch
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
-from ampcheck.parity.execution import RESULTS, Execution, Side, execute, str_of
-from ampcheck.parity.functions import ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
-from ampcheck.parity.judgement import failures_of
+from ampcheck.parity.calls import Side
+from ampcheck.parity.execution import RESULTS, Execution, execute, str_of
+from ampcheck.parity.functions import ALIKE, ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
+from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
 from ampcheck.parity.parting import Parting, find_parting
 from ampcheck.parity.recorded import Recorded, execution_of
@@ -31,6 +33,9 @@ RELATIONS = ("rounding", "function", "bitwise")
 """What may be asked of two executions: equal exact values, each within its own bound; equal exact values alone; equal
 bits."""
 
+_ALIKE = 2.0**-27
+"""The relative distance up to which numbers are alike: an eighth of a rounding of float32."""
+
 Subject: TypeAlias = Side | Recorded
 
 
@@ -38,11 +43,13 @@ Subject: TypeAlias = Side | Recorded
 class _Relations:
     """How the results of two executions relate.
 
-    differing: by key, by how much two functions part. rounded: results that part by roundings of data which one side
-    alone holds. doubts: why a result decides nothing. roundings: the largest distance of two results.
+    differing: by key, by how much two functions part. alike: results that part by less than float32 shows. rounded:
+    those that part by roundings of data which one side alone holds. doubts: why a result decides nothing. roundings:
+    the largest distance of two results.
     """
 
     differing: dict[Key, str] = field(default_factory=dict)
+    alike: list[Key] = field(default_factory=list)
     rounded: list[Key] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     roundings: float = 0.0
@@ -50,6 +57,7 @@ class _Relations:
 
 def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None) -> Parity:
     """Compare two sides, or records of them. Raises `UsageError` where one of them raises."""
+    a, b = _sharing(a, b)
     if relation == "bitwise":
         return _compare_bits(a, b)
     runs = [execution_of(side) if isinstance(side, Recorded) else execute(side) for side in (a, b)]
@@ -57,8 +65,17 @@ def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limit
     parity = _other_structure(runs) or _compare_functions((a, b), runs)
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
-    notes = tuple(note for run in runs for note in run.notes)
-    return replace(parity, notes=(*notes, *parity.notes), compared=len(_common_keys(runs)))
+    notes = tuple(note for run in runs for note in run.notes) + tuple(_other_dtypes(runs))
+    return replace(parity, notes=(*notes, *parity.notes), compared=len(_common_keys(runs)) + len(runs[0].plain))
+
+
+def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
+    """Both sides with the parameters that both use, by the names that they have in `a`."""
+    if isinstance(a, Recorded) or isinstance(b, Recorded):
+        return a, b
+    others = {id(parameter) for parameter in b.parameters().values()}
+    shared = {name: parameter for name, parameter in a.parameters().items() if id(parameter) in others}
+    return replace(a, shared=shared), replace(b, shared=shared)
 
 
 def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
@@ -75,16 +92,22 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
     """Whether two executions are of one function: by their exact values, or where exact takes the decisions."""
     keys = _common_keys(runs)
     related = _relate(runs, keys)
+    numbers = _other_numbers(runs)
     opaque = any(run.opaque for run in runs)
-    if not (related.differing or related.rounded or opaque):
-        return _agree(runs, related, keys)
+    if not (related.differing or related.rounded or opaque or numbers):
+        parity = _agree(runs, related, keys)
+        return replace(parity, notes=(*_explained_by_digits(related), *parity.notes))
     independent, kernels = _run_independently(sides, opaque=[bool(run.opaque) for run in runs])
     judged = tuple(kernels.judged) if kernels is not None else ()
     if any(result.wrong for result in judged):
         return _wrong_kernel([r for r in judged if r.wrong], independent, judged)
     coarsest = _coarsest_of_one(independent, keys)
     again = _relate(independent, keys, coarsest)
-    notes = [] if opaque else list(_explained_by_decisions(related, again))
+    if numbers and (numbers := _other_numbers(independent)):
+        return Parity(ANOTHER, numbers)
+    ordered = list(_ordered_otherwise(again, (*runs, *independent)))
+    ordered += _explained_by_digits(again) or _explained_by_digits(related)
+    notes = ordered if opaque else [*ordered, *_explained_by_decisions(related, again)]
     notes += _explained_by_tables(again, coarsest)
     if opaque and again.differing and (behind := _behind_kernels(again, independent, kernels)):
         return _wrong_kernel(behind, independent, judged)
@@ -95,13 +118,15 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
 def _other_structure(runs: Sequence[Execution]) -> Parity | None:
     """Two functions by what they return: other objects, other results, other shapes."""
     a, b = runs
-    if repr(a.plain) != repr(b.plain):
-        shown = [repr(run.plain)[:80] if run.plain is not None else "tensors" for run in runs]
-        return Parity(ANOTHER, f"a returns {shown[0]} and b returns {shown[1]}")
+    for path in sorted(a.plain.keys() | b.plain.keys()):
+        first, second = (repr(run.plain.get(path, "nothing"))[:80] for run in runs)
+        if first != second and not all(isinstance(run.plain.get(path), float) for run in runs):
+            text = f"output {path}".rstrip()
+            return Parity(ANOTHER, f"{text} is {first} in a and {second} in b", key=text)
     for key in _in_order(a.results.keys() ^ b.results.keys()):
-        result = a.results.get(key) or b.results[key]
-        if not _may_be_absent(key, result, opaque=bool(a.opaque or b.opaque)):
-            return Parity(ANOTHER, f"only {'a' if key in a.results else 'b'} gives {str_of(key)}", key=str_of(key))
+        has, lacks = (a, b) if key in a.results else (b, a)
+        if not _may_be_absent(key, has.results[key], lacks):
+            return Parity(ANOTHER, f"only {has.side.name} gives {str_of(key)}", key=str_of(key))
     for key in _common_keys(runs):
         shapes = [list(run.results[key].value.shape) for run in runs]
         if shapes[0] != shapes[1]:
@@ -109,11 +134,33 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
     return None
 
 
-def _may_be_absent(key: Key, result: Result, *, opaque: bool) -> bool:
-    """Whether one side may lack a result: parameters and buffers have other names, kernels have no backward."""
+def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
+    """Whether a run may lack a result: its parameters and buffers have other names, and kernels have no backward."""
     if key[0] == "gradient":
-        return opaque or key[1].startswith("parameter ") or not bool(result.value.any())
-    return key[0] == "buffer"
+        own = key[1].startswith("parameter ") and key[1] not in run.names
+        return bool(run.opaque) or own or not bool(result.value.any())
+    return key[0] == "buffer" and str_of(key) not in run.names
+
+
+def _other_dtypes(runs: Sequence[Execution]) -> Iterator[str]:
+    """A note on each output that the two give in other formats."""
+    a, b = (run.results for run in runs)
+    for key in _common_keys(runs):
+        formats = [str(results[key].value.dtype).removeprefix("torch.") for results in (a, b)]
+        if key[0] == "output" and formats[0] != formats[1]:
+            yield f"{str_of(key)} is {formats[0]} in a and {formats[1]} in b"
+
+
+def _other_numbers(runs: Sequence[Execution]) -> str:
+    """Which number of Python the two return otherwise; "" for equal ones. Where exact decides, it is that of exact."""
+    a, b = (run.plain for run in runs)
+    for path, first in a.items():
+        second = b.get(path)
+        if not isinstance(first, float) or not isinstance(second, float) or repr(first) == repr(second):
+            continue
+        if not math.isclose(first, second, rel_tol=_ALIKE):
+            return f"output {path}".rstrip() + f" is {first!r} in a and {second!r} in b"
+    return ""
 
 
 def _common_keys(runs: Sequence[Execution]) -> list[Key]:
@@ -132,9 +179,13 @@ def _relate(runs: Sequence[Execution], keys: Iterable[Key], coarsest: float = 0.
     related = _Relations()
     for key in keys:
         a, b = (run.results[key] for run in runs)
-        how = relate(key, a, b, coarsest)
-        if how == SAME:
+        how = relate(a, b, coarsest)
+        if how == SAME and (key[0] != "gradient" or is_determined(a)):
             related.roundings = max(related.roundings, roundings_between(a, b))
+        elif how == SAME:
+            continue
+        elif how == ALIKE:
+            related.alike.append(key)
         elif how == ROUNDED:
             related.rounded.append(key)
         elif how == UNDETERMINED:
@@ -178,6 +229,36 @@ def _explained_by_decisions(before: _Relations, after: _Relations) -> Iterator[s
         yield f"decisions near a tie or a kink were taken otherwise, and explain the difference in {results}"
 
 
+def _explained_by_digits(related: _Relations) -> list[str]:
+    """A note on results whose exact values part by less than any result shows."""
+    if not related.alike:
+        return []
+    text = "exact values differ by less than an eighth of a rounding of float32, as constants of fewer digits do, in"
+    return [f"{text} {str_of(related.alike[0])}"]
+
+
+def _ordered_otherwise(related: _Relations, runs: Sequence[Execution]) -> Iterator[str]:
+    """Notes on results that part since equal values, which have no order of their own, were ordered otherwise."""
+    ties = max((run.freedom.ties for run in runs if run.freedom is not None), default=0)
+    a, b = runs[-2:]
+    for key in list(related.differing) if ties else ():
+        first, second = a.results[key], b.results[key]
+        if first.reference is None or second.reference is None:
+            same = first.value.shape == second.value.shape and int((first.value != second.value).sum()) <= 2 * ties
+        else:
+            same = key[0] == "gradient" and _are_reordered(a, b, key)
+        if same:
+            del related.differing[key]
+            yield f"equal values, of which none is the first, are ordered otherwise in {str_of(key)}"
+
+
+def _are_reordered(a: Execution, b: Execution, key: Key) -> bool:
+    """Whether a result has the same numbers in both, in another order."""
+    trails = [(run.trail, run.records[key]) for run in (a, b) if run.trail is not None and key in run.records]
+    marks = [trail.records[number].marks for trail, number in trails]
+    return len(marks) == 2 and torch.allclose(marks[0], marks[1], 1e-9, 1e-9)
+
+
 def _explained_by_tables(related: _Relations, coarsest: float) -> Iterator[str]:
     """A note on tables in float32 that one side alone holds; of such in 16 bits, a doubt."""
     if not related.rounded:
@@ -212,7 +293,7 @@ def _behind_kernels(related: _Relations, runs: Sequence[Execution], kernels: Ker
         if exact is None:
             other[key] = how
             continue
-        message, error, limit = compare_kernel(result.value, exact, result.roundings, whole=key[0] == "gradient")
+        message, error, limit = compare_kernel(result.value, exact, result.roundings)
         if message:
             wrong.append(KernelResult(kernels.unmatched[0], ops, f"{str_of(key)}: {message}", error, limit))
     related.differing = other
@@ -247,12 +328,17 @@ def _agree(runs: Sequence[Execution], related: _Relations, keys: Sequence[Key]) 
     """The same function, unless nothing was determined."""
     results = runs[0].results
     outputs = [key for key in keys if key[0] not in ("gradient", "module")]
-    zero = [f"{str_of(key)}: zero, or not determined by the data" for key in outputs if not is_determined(results[key])]
+    close = {error.key for run in runs for error in run.errors if is_close(error)}
+    open_ones = [key for key in outputs if key not in close and not is_determined(results[key])]
+    zero = [f"{str_of(key)}: zero, or not determined by the data" for key in open_ones]
     doubts = related.doubts + zero
     of_outputs = [doubt for doubt in doubts if not doubt.startswith(("gradient", "module"))]
-    if of_outputs or not keys or len(doubts) >= len(keys):
+    numbers = any(value is not None for value in runs[0].plain.values())
+    if of_outputs or not (keys or numbers) or (keys and len(doubts) >= len(keys)):
         text = "; ".join((of_outputs or doubts)[:3]) or "no result was compared"
         return Parity(UNDECIDED, text, roundings=related.roundings)
+    if not keys:
+        return Parity(AGREE, "they return the same numbers")
     text = f"the same function; {len(keys)} results differ by at most {related.roundings:.2g} roundings"
     return Parity(AGREE, text, roundings=related.roundings, notes=tuple(doubts))
 
@@ -273,6 +359,8 @@ def _compare_bounds(sides: Sequence[Subject], runs: Sequence[Execution], limits:
     findings: dict[str, tuple[Finding, ...]] = {}
     for side, run in zip(sides, runs, strict=True):
         findings[side.name] = side.failures if isinstance(side, Recorded) else tuple(failures_of(run, limits))
+    if not any(findings.values()):
+        findings |= {side: tuple(outdone) for side, outdone in outdone_by_other(runs)}
     parity = replace(parity, pairs=_pairs(runs))
     wrong = tuple(name for name, failures in findings.items() if failures)
     if not wrong:

@@ -8,20 +8,25 @@ import torch
 
 from ampcheck.parity.norms import finite_parts, group_norms, norm, ratio, real_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE
-from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE, Key
+from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
 from ampcheck.shadow.bounds import group_dims
 from ampcheck.shadow.compare import Result
 from ampcheck.shadow.result import Reference
+
+_SHOWN = 2.0**-27
+"""The relative distance of exact values that no result shows: an eighth of a rounding of float32. Constants of eight
+digits and branches such as that of `softplus` beyond 20 differ by less."""
 
 _TABLES = 64.0
 """How many times what moving the data by a rounding of float32 does may be due to tables in float32, whose entries are
 off by more than one rounding: the sine of an angle of 64 is off by 64 * 2**-24."""
 
-SAME, ROUNDED, UNDETERMINED = "same", "rounded", "undetermined"
-"""Equal; apart by roundings of data that one side alone holds; apart, where the data determine nothing."""
+SAME, ALIKE, ROUNDED, UNDETERMINED = "same", "alike", "rounded", "undetermined"
+"""Equal; apart by less than float32 shows; apart by roundings of data that one side alone holds; apart, where the data
+determine nothing."""
 
 
-def relate(key: Key, a: Result, b: Result, coarsest: float = 0.0) -> str:
+def relate(a: Result, b: Result, coarsest: float = 0.0) -> str:
     """`SAME`, `ROUNDED` or `UNDETERMINED`, or by how much two functions part.
 
     coarsest: the unit roundoff of data that only one of them holds, such as tables in float32.
@@ -35,15 +40,15 @@ def relate(key: Key, a: Result, b: Result, coarsest: float = 0.0) -> str:
         return SAME if not other else f"{other:,} of {a.value.numel():,} integers differ"
     if not a.value.numel():
         return SAME
-    return _relate_floats(key, a.reference, b.reference, coarsest)
+    return _relate_floats(a.reference, b.reference, coarsest)
 
 
-def _relate_floats(key: Key, a: Reference, b: Reference, coarsest: float) -> str:
+def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     exact, other, moved, moved_other = (real_parts(t).double() for t in (a.exact, b.exact, a.moved, b.moved))
     both = exact.isfinite() & other.isfinite()
     if not torch.equal(_marked(exact, ~both), _marked(other, ~both)):
         return "infinities or NaN are in other places"
-    dims = tuple(range(exact.dim())) if key[0] == "gradient" else group_dims(exact.shape)
+    dims = group_dims(exact.shape)
     values = exact - other, torch.maximum(exact.abs(), other.abs()), moved - exact, moved_other - other
     off, size, *aways = (group_norms(torch.where(both & t.isfinite(), t, 0.0), dims) for t in values)
     away = torch.maximum(*aways)
@@ -51,6 +56,8 @@ def _relate_floats(key: Key, a: Reference, b: Reference, coarsest: float) -> str
     apart = off > FLOAT64_NOISE * away + FLOAT64_ALIKE * size
     if not bool(apart.any()):
         return SAME
+    if bool((off <= _SHOWN * size).all()):
+        return ALIKE
     if bool((off <= (SLACK if coarsest > JUDGED_UNIT else _TABLES) * away * coarsest / MOVE).all()):
         return ROUNDED
     if bool(((off <= away) & (away > UNKNOWABLE * size))[apart].all()):
@@ -62,11 +69,11 @@ def _relate_floats(key: Key, a: Reference, b: Reference, coarsest: float) -> str
 
 def roundings_between(a: Result, b: Result) -> float:
     """The distance of two results in unit roundoffs of the coarser format in their histories."""
-    if a.reference is None or b.reference is None or not is_determined(a):
+    if a.reference is None or b.reference is None or not (size := norm(a.reference.exact)):
         return 0.0
     first, second = finite_parts(a.value), finite_parts(b.value)
     unit = max(a.reference.unit, b.reference.unit)
-    return float(torch.linalg.vector_norm(first - second)) / (unit or 1.0) / norm(a.reference.exact)
+    return float(torch.linalg.vector_norm(first - second)) / (unit or 1.0) / size
 
 
 def is_determined(result: Result) -> bool:

@@ -23,7 +23,8 @@ from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import read_json
 from ampcheck.core.limits import Limits
 from ampcheck.core.updating import note_written
-from ampcheck.parity.execution import Execution, Side, execute, str_of
+from ampcheck.parity.calls import Side
+from ampcheck.parity.execution import Execution, execute, str_of
 from ampcheck.parity.judgement import failures_of
 from ampcheck.parity.norms import finite_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, row_weights

@@ -3,7 +3,7 @@ results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from ampcheck.core.run import Finding, Verdict
 from ampcheck.numerics.checks import check_numerics
 from ampcheck.parity.execution import Execution, str_of
 from ampcheck.parity.lifted import compiled_apart
-from ampcheck.records.results import JUDGED_UNIT
+from ampcheck.records.results import FLOOR, JUDGED_UNIT, LOST, SLACK, ResultError
 from ampcheck.shadow.bounds import examine
 
 _JUDGED_BY = ("overflow", "nonfinite-gradient", "integer-cast", "precision-loss", "silent-zero", "flush")
@@ -81,3 +81,32 @@ def _compiled_errors(run: Execution) -> Iterator[Finding]:
 def _compiled_error(run: Execution, message: str, observed: float | None = None, limit: float | None = None) -> Finding:
     hint = "ampcheck blame names the stage of the compiler"
     return COMPILED_ERROR.fail(run.side.name, message, observed=observed, limit=limit, unit="relative error", hint=hint)
+
+
+def outdone_by_other(runs: Sequence[Execution]) -> Iterator[tuple[str, list[Finding]]]:
+    """A side that has lost an output which the other side, of the same data, computes to its roundings.
+
+    How far moving the data moves a result excuses the error of one run; the other shows that the data determine it.
+    """
+    for run, other in (runs, runs[::-1]):
+        errors = {error.key: error for error in other.errors if error.kind == "output"}
+        for error in run.errors:
+            beside = errors.get(error.key)
+            if beside is None or not error.whole > LOST or not is_close(beside):
+                continue
+            message = (
+                f"{str_of(error.key)} must keep a digit that its data determine: error {error.whole:.2g} against "
+                f"float64, where {other.side.name}, of the same data, has {beside.whole:.2g}"
+            )
+            hint = "keep what is rounded there (decays, tables, positions) in float32, as the other side does"
+            name, observed = run.side.name, error.whole
+            finding = PRECISION_LOSS.fail(
+                name, message, observed=observed, limit=beside.whole, unit="relative error", hint=hint
+            )
+            yield name, [finding]
+            break
+
+
+def is_close(error: ResultError) -> bool:
+    """Whether a result is as near to exact as its roundings take it, whatever its data do."""
+    return error.size > 0 and error.whole <= SLACK * FLOOR * error.unit < LOST

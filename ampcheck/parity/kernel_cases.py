@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ampcheck.core.errors import UsageError, brief
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Arguments: TypeAlias = tuple[Any, ...]
 
-SIZES = (0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257)
-"""Sizes around the tiles of kernels."""
+SIZES = (0, 1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 257)
+"""Sizes around the tiles of kernels, and between them."""
 
 _STEEP = 64.0
 """By how much the offset of ill-conditioned inputs exceeds what varies in them."""
@@ -32,9 +33,20 @@ class Case:
 def cases_of(inputs: Any, sizes: Sequence[int] = SIZES) -> Iterator[Case]:
     """The cases of inputs: of a tuple of arguments, a list of such, or a function of a size that returns one."""
     if callable(inputs):
+        if not sizes or any(type(size) is not int or size < 0 for size in sizes):
+            raise UsageError(f"sizes must be whole numbers from 0 on, at least one; found {sizes!r:.80}")
         for size in sizes:
-            yield from _variants(f"size {size}", inputs(size), full=size == max(sizes))
+            try:
+                arguments = inputs(size)
+            except Exception as error:
+                raise UsageError(f"inputs({size}) raised {brief(error)}") from error
+            yield from _variants(f"size {size}", arguments, full=size == max(sizes))
         return
+    if not isinstance(inputs, (torch.Tensor, tuple, list)) or (isinstance(inputs, list) and not inputs):
+        raise UsageError(
+            "inputs must be a tuple of arguments, a list of such, a function of a size that returns one, or a "
+            f"strategy; found {inputs!r:.80}"
+        )
     for number, arguments in enumerate(inputs if isinstance(inputs, list) else [inputs]):
         title = f"inputs {number}" if isinstance(inputs, list) else "the inputs"
         yield from _variants(title, arguments, full=True)
@@ -47,15 +59,17 @@ def _variants(title: str, given: Any, *, full: bool) -> Iterator[Case]:
     if not any(t.numel() > 1 for _, t in tensors(arguments)):
         return
     for name, layout in _LAYOUTS:
-        yield Case(f"{title}, {name}", _mapped(layout, arguments), layout=True)
+        yield Case(f"{title}, {name}", _mapped(layout, arguments, every=True), layout=True)
     for name, values in _VALUES if full else ():
         yield Case(f"{title}, {name}", _mapped(values, arguments))
 
 
-def _mapped(change: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments) -> Arguments:
+def _mapped(change: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments, *, every: bool = False) -> Arguments:
+    """The arguments with a change of each floating tensor, or of `every` tensor."""
+
     def changed(tensor: torch.Tensor) -> torch.Tensor:
-        floating = tensor.is_floating_point() and tensor.numel() > 0 and tensor.layout is torch.strided
-        return change(tensor.detach()).requires_grad_(tensor.requires_grad) if floating else tensor
+        suits = (every or tensor.is_floating_point()) and tensor.numel() > 0 and tensor.layout is torch.strided
+        return change(tensor.detach()).requires_grad_(tensor.requires_grad) if suits else tensor
 
     mapped: Arguments = map_tensors(changed, arguments)
     return mapped
@@ -64,6 +78,11 @@ def _mapped(change: Callable[[torch.Tensor], torch.Tensor], arguments: Arguments
 def _transposed(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, the last two dimensions the other way round in memory."""
     return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor.repeat_interleave(2)[::2]
+
+
+def _every_second(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, every second matrix or row of twice as many."""
+    return tensor.repeat_interleave(2, 0)[::2] if tensor.dim() > 1 else tensor
 
 
 def _offset(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,6 +136,7 @@ _LAYOUTS: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
     ("transposed in memory", _transposed),
     ("with an offset in memory", _offset),
     ("in rows with gaps", _spaced),
+    ("every second of a batch", _every_second),
 )
 
 _VALUES: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (

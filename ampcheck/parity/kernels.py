@@ -15,11 +15,11 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, roundoff
-from ampcheck.parity.norms import finite_parts, group_norms, ratio, real_parts
+from ampcheck.parity.norms import finite_parts, group_norms, norm, ratio, real_parts
 from ampcheck.parity.trail import Record
 from ampcheck.records.parity import KernelResult
-from ampcheck.records.results import MOVE, SLACK
-from ampcheck.shadow.bounds import group_dims
+from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK
+from ampcheck.shadow.bounds import group_dims, slack_of
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.independent import ObservedShadow
 from ampcheck.shadow.result import Reference
@@ -30,6 +30,12 @@ _ROUNDINGS = 2.0
 _ELEMENT = 8.0
 """How far one element may be off, in root mean squares of the honest error of its row: the error of one wrong element
 is little beside a long row."""
+
+_SUMS = 4.0
+"""The slack of sums in float32, in standard deviations of their roundings in any order."""
+
+_FLUSHED = float(torch.finfo(torch.float32).tiny)
+"""What devices flush to zero: the subnormal numbers of float32, which are those of bfloat16 too."""
 
 _MANY = 256
 """Elements from which the error of a result in one direction says something."""
@@ -83,11 +89,11 @@ class KernelJudge:
 
 
 def compare_kernel(
-    value: torch.Tensor, reference: Reference, depth: int = 0, *, whole: bool = False
+    value: torch.Tensor, reference: Reference, depth: int = 0, terms: int = 1
 ) -> tuple[str, float, float]:
     """How far a result of a kernel is beyond its bound, in words and in roundings, with the bound; "" where it is not.
 
-    depth: roundings to 16 bits of what it was given. whole: take the tensor as one group, as gradients are.
+    depth: roundings to 16 bits of what it was given. terms: of its longest sum, which float32 shows in a result.
     """
     unit = roundoff(value.dtype)
     real, exact, moved = (real_parts(t).double() for t in (value, reference.exact, reference.moved))
@@ -103,12 +109,14 @@ def compare_kernel(
         )
     both = real.isfinite() & exact.isfinite() & moved.isfinite()
     real, exact, moved = (torch.where(both, t, 0.0) for t in (real, exact, moved))
-    dims = tuple(range(real.dim())) if whole else group_dims(real.shape)
+    dims = group_dims(real.shape)
     off, size, spread = (group_norms(t, dims) for t in (real - exact, exact, (moved - exact) * (unit / MOVE)))
     spread = torch.maximum(spread, min(ratio(spread, size), 1.0) * size)  # one sample is small by chance in some rows
-    roundings = _ROUNDINGS + math.sqrt(depth)
-    honest = (1 + math.sqrt(depth)) * spread + roundings * unit * size
-    smallest = torch.finfo(value.dtype).tiny * unit
+    few = slack_of(real.numel() // off.numel()) / SLACK  # one sample of one element says least
+    sums = _SUMS * math.sqrt(terms) if unit < JUDGED_UNIT else 0.0
+    roundings = _ROUNDINGS + math.sqrt(depth) + sums
+    honest = (1 + math.sqrt(depth)) * few * spread + roundings * unit * size
+    smallest = max(torch.finfo(value.dtype).tiny * unit, _FLUSHED)
     error, limit = _in_roundings(off, size, unit), _in_roundings(honest, size, unit)
     worst = int((off / honest.clamp_min(1e-300)).argmax())
     figures = float(error[worst]), float(limit[worst])
@@ -118,7 +126,8 @@ def compare_kernel(
         return f"{rows} with an error of up to {figures[0]:.3g} roundings, limit {figures[1]:.3g}", *figures
     typical = honest.reshape([1 if d in dims else n for d, n in enumerate(real.shape)])
     typical = typical / math.sqrt(real.numel() / off.numel())
-    if bias := _bias(real, exact, moved, unit, depth):
+    flushed = smallest * math.sqrt(real.numel()) / (unit * max(norm(exact), 1e-300))
+    if bias := _bias(real, exact, moved, unit, sums + max(1.0, math.sqrt(depth)) + flushed):
         return (
             f"the whole result is off by {bias:+.3g} roundings in one direction, which no rounding to nearest is",
             *figures,
@@ -127,16 +136,16 @@ def compare_kernel(
     return (f"{single:,} of {real.numel():,} elements are far off" if single else ""), *figures
 
 
-def _bias(real: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, depth: int) -> float:
+def _bias(real: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float, common: float) -> float:
     """The error along exact in roundings, if it is no chance: a wrong scale. 0 for an honest one.
 
-    Roundings of the elements average out; one that all of them share, such as that of a scale, is at most 1.
+    Roundings of the elements average out. common: those that all of them may share, such as one of a scale.
     """
     square = float(exact.square().sum())
     if real.numel() < _MANY or not square:
         return 0.0
     along, of_data = (float((t * exact).sum()) / square for t in (real - exact, (moved - exact) * (unit / MOVE)))
-    honest = max(1.0, math.sqrt(depth)) + SLACK / math.sqrt(real.numel()) + SLACK * abs(of_data) / unit
+    honest = common + SLACK / math.sqrt(real.numel()) + SLACK * abs(of_data) / unit
     return along / unit if abs(along) > honest * unit else 0.0
 
 

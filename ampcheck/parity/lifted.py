@@ -15,8 +15,9 @@ import torch
 
 from ampcheck.core.errors import brief
 from ampcheck.facts.memory import roundoff
-from ampcheck.parity.execution import Side, modules_of, run_plainly
-from ampcheck.parity.functions import ROUNDED, SAME, UNDETERMINED, relate
+from ampcheck.parity.calls import Side, modules_of
+from ampcheck.parity.execution import run_plainly
+from ampcheck.parity.functions import ALIKE, ROUNDED, SAME, UNDETERMINED, relate
 from ampcheck.records.results import Key
 from ampcheck.shadow.compare import Result
 from ampcheck.shadow.result import Reference
@@ -44,10 +45,10 @@ def compiled_apart(side: Side, results: Mapping[Key, Result]) -> tuple[dict[Key,
     for key, result in results.items():
         if result.reference is not None and key in eager and key in compiled:
             exact, expected, got = (_in_place_of(result, value) for value in (None, eager[key], compiled[key]))
-            how = relate(key, exact, expected, roundoff(torch.float32))
+            how = relate(exact, expected, roundoff(torch.float32))
             coarsest = roundoff(torch.float32) if how == ROUNDED else 0.0
-            found = relate(key, expected, got, coarsest) if how in (SAME, ROUNDED) else SAME
-            if found not in (SAME, ROUNDED, UNDETERMINED):
+            found = relate(expected, got, coarsest) if how in (SAME, ALIKE, ROUNDED) else SAME
+            if found not in (SAME, ALIKE, ROUNDED, UNDETERMINED):
                 apart[key] = found
     return apart, ""
 

@@ -23,7 +23,8 @@ from ampcheck.core.files import write_atomically
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Scalar
 from ampcheck.facts.memory import dtype_name
-from ampcheck.parity.execution import Execution, Side, execute
+from ampcheck.parity.calls import Side
+from ampcheck.parity.execution import Execution, execute
 from ampcheck.parity.judgement import failures_of
 from ampcheck.parity.trail import Trail
 from ampcheck.records.results import Key

@@ -75,8 +75,8 @@ def rms_norm_of_one_plus_weight() -> Any:
 
 
 @pair(ANOTHER, "aten::mul")
-def rms_norm_scaled_by_a_ten_billionth() -> Any:
-    return rms_norm, lambda x, w: rms_norm(x, w) * (1 + 1e-9), NORM
+def rms_norm_scaled_by_a_ten_millionth() -> Any:
+    return rms_norm, lambda x, w: rms_norm(x, w) * (1 + 1e-7), NORM
 
 
 @pair(WRONG, "b is beyond")
@@ -378,6 +378,18 @@ def relu_near_its_kink() -> Any:
     weight, bias = draw(96, 96, seed=1, scale=0.1), draw(96, seed=2)
     wide = lambda x: F.relu(x.float() @ weight.float() + bias.float()).to(BF16) @ weight  # noqa: E731
     return lambda x: F.relu(x @ weight + bias) @ weight, wide, (draw(256, 96),)
+
+
+@pair(ANOTHER, "only a gives gradient parameter weight")
+def weight_that_is_detached() -> Any:
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 8)
+    return layer, lambda x: F.linear(x, layer.weight.detach(), layer.bias), (draw(4, 8, dtype=torch.float32),)
+
+
+@pair(AGREE)
+def equal_values_sorted_in_another_order() -> Any:
+    return lambda x: x.sort(-1, descending=True)[0][..., :5], lambda x: x.topk(5, -1)[0], (draw(64, 50),)
 
 
 @pair(ANOTHER, "gradient")

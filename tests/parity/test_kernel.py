@@ -67,6 +67,43 @@ def test_gradients_of_a_kernel_are_compared() -> None:
         assert_kernel(Doubled.apply, lambda x: x * 2, (x,))
 
 
+def test_gradients_that_a_kernel_does_not_give_are_missed() -> None:
+    x, w = draw(4, 16).requires_grad_(), draw(16, seed=1).requires_grad_()
+    with pytest.raises(AssertionError, match="does not give gradient argument 0"):
+        assert_kernel(lambda x, w: (x * w).detach(), lambda x, w: x * w, (x, w))
+
+
+def test_float32_may_sum_in_any_order_and_devices_flush_subnormals() -> None:
+    def in_order(x: Any) -> Any:
+        total = torch.zeros(x.shape[0])
+        for column in x.T:
+            total = total + column
+        return total
+
+    assert_kernel(in_order, lambda x: x.sum(-1), lambda n: (draw(3, n).float(),), sizes=(17, 257))
+    flushed = lambda x: torch.where(x.abs() < torch.finfo(torch.float32).tiny, 0.0, x)  # noqa: E731
+    assert_kernel(flushed, lambda x: x * 1, (draw(4, 99).float(),))
+
+
+def test_indices_of_equal_values_have_no_order() -> None:
+    def last(x: Any) -> Any:
+        return x.shape[-1] - 1 - x.flip(-1).argmax(-1)
+
+    assert_kernel(last, lambda x: x.argmax(-1), (draw(8, 64).round(),))
+    with pytest.raises(AssertionError, match="integers of output differ"):
+        assert_kernel(lambda x: x.argmin(-1), lambda x: x.argmax(-1), (draw(8, 64),))
+
+
+def test_an_index_that_is_assumed_contiguous_is_refused() -> None:
+    def flat(w: Any, index: Any) -> Any:
+        memory = index.as_strided((index.numel(),), (1,), index.storage_offset())
+        return w[memory].view(*index.shape, -1)
+
+    index = torch.randint(0, 9, (4, 5), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(AssertionError, match="a kernel must compute"):
+        assert_kernel(flat, lambda w, i: w[i], (draw(9, 8), index))
+
+
 def test_a_strategy_draws_the_arguments_and_the_smallest_is_shown() -> None:
     inputs = st.integers(1, 40).map(lambda n: (draw(2, n), draw(n, seed=1)))
     assert isinstance(assert_kernel(HONEST["rms_in_float64"].compute, rms, inputs, examples=8), Run)
@@ -95,3 +132,13 @@ def test_a_kernel_for_16_bits_alone_and_one_that_raises() -> None:
 def test_bad_arguments_get_one_sentence() -> None:
     with pytest.raises(UsageError, match="runs"):
         assert_kernel(torch.neg, torch.neg, (draw(3),), runs=0)
+    with pytest.raises(UsageError, match="kernel must be a function"):
+        assert_kernel(3, torch.neg, (draw(3),))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="sizes must be whole numbers"):
+        assert_kernel(torch.neg, torch.neg, lambda n: draw(n), sizes=())
+    with pytest.raises(UsageError, match="inputs must be a tuple"):
+        assert_kernel(torch.neg, torch.neg, {"x": draw(3)})
+    with pytest.raises(UsageError, match=r"inputs\(1\) raised"):
+        assert_kernel(torch.neg, torch.neg, lambda n: 1 / 0, sizes=(1,))
+    with pytest.raises(UsageError, match="no case can be tried"):
+        assert_kernel(torch.neg, lambda x: 1 / 0, (draw(3),))

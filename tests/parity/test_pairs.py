@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from parity.pairs import PAIRS
 
+from ampcheck.parity.calls import Side
 from ampcheck.parity.compare import compare
-from ampcheck.parity.execution import Side
 
 
 @pytest.mark.parametrize("name", PAIRS)

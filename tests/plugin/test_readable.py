@@ -19,6 +19,8 @@ ASSERTS = {
     "assert_numerics": 'ampcheck.assert_numerics(model, (x,), dtype="float17")',
     "assert_policy": 'ampcheck.assert_policy(device="gpu")',
     "assert_property": 'ampcheck.assert_property(torch.exp, "x")',
+    "assert_kernel": "ampcheck.assert_kernel(3, model, (x,))",
+    "assert_parity": "ampcheck.assert_parity(3, model, (x,))",
     "assert_sharded": "ampcheck.assert_sharded(ampcheck.ShardedStep(Model, model, model), ranks=0)",
     "assert_speed": "ampcheck.assert_speed({})",
     "assert_training": "ampcheck.assert_training(model)",
