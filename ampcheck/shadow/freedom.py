@@ -57,8 +57,7 @@ def with_call(freedom: Freedom, call: Call, store: CompanionStore) -> Freedom:
     if (near := _GAPS.get(call.traits.decides)) is not None:
         gaps, errors = near(call, _Known(store, inputs[0]))
         turned = _turned(gaps, errors)
-        unordered = call.traits.decides in ("selection", "best", "extreme") and not call.argument("stable")
-        equal = int((gaps == 0).sum()) if unordered else 0
+        equal = int((gaps == 0).sum()) if call.traits.decides == "selection" and not call.argument("stable") else 0
         freedom = replace(freedom, ties=freedom.ties + max(turned, equal))
         if turned / max(1, gaps.numel()) > freedom.share:
             return replace(freedom, near_ties=turned, decided=gaps.numel())
