@@ -25,6 +25,7 @@ from ampcheck.cli import (
     search,
     speed,
     sweep,
+    whatif,
 )
 from ampcheck.cli.interrupts import ending_of, sigterm_interrupts
 from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, outputs_of, require_writable
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         *(init, doctor, audit, baseline, sweep, report, explain),
-        *(parity, blame, search, bisect, policy, speed, history, lab),
+        *(parity, whatif, blame, search, bisect, policy, speed, history, lab),
     ):
         command.add_command(commands)
     return parser

@@ -29,6 +29,7 @@ FAMILIES = {
     "autocast": "Use of autocast",
     "compile": "Compiled code",
     "training": "Training",
+    "formats": "Narrow formats",
     "property": "Search",
     "speed": "Speed",
     "always": "Always",

@@ -1,0 +1,1 @@
+"""What narrow formats would lose."""

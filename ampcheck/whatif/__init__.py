@@ -1,0 +1,8 @@
+"""What a model would lose in float8, MXFP8 or NVFP4, and which of its layers should stay in 16 bits."""
+
+from ampcheck.whatif.recipes import RECIPES as RECIPES
+from ampcheck.whatif.recipes import Operand as Operand
+from ampcheck.whatif.recipes import Recipe as Recipe
+from ampcheck.whatif.run import filter_text as filter_text
+from ampcheck.whatif.run import measure as measure
+from ampcheck.whatif.run import whatif as whatif

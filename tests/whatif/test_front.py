@@ -1,0 +1,55 @@
+"""The front of choices, against a search through all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampcheck.whatif.front import WIDE, choices, is_best, spread, within
+
+BITS = {"a": 8.0, "b": 4.5}
+ERRORS = st.lists(st.tuples(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0)), min_size=1, max_size=5)
+
+
+@given(errors=ERRORS, weights=st.lists(st.integers(1, 100), min_size=5, max_size=5))
+def test_no_choice_of_equal_bits_is_better_than_the_front(
+    errors: list[tuple[float, float]], weights: list[int]
+) -> None:
+    table = {str(i): dict(zip(BITS, pair, strict=True)) for i, pair in enumerate(errors)}
+    sizes = dict(zip(table, weights, strict=False))
+    front = choices(table, sizes, BITS)
+    for point in front:
+        for levels in itertools.product([None, *BITS], repeat=len(table)):
+            chosen = {m: r for m, r in zip(table, levels, strict=True) if r is not None}
+            bits = sum(sizes[m] * (BITS[chosen[m]] if m in chosen else WIDE) for m in table) / sum(sizes.values())
+            error = math.sqrt(sum(table[m][r] ** 2 for m, r in chosen.items()))
+            assert not (bits < point.bits * (1 - 1e-9) and error < point.error * (1 - 1e-9))
+
+
+@given(errors=ERRORS)
+def test_each_step_saves_bits_and_costs_no_less(errors: list[tuple[float, float]]) -> None:
+    table = {str(i): dict(zip(BITS, pair, strict=True)) for i, pair in enumerate(errors)}
+    front = choices(table, dict.fromkeys(table, 10), BITS)
+    assert (front[0].bits, front[0].error) == (WIDE, 0.0)
+    assert all(a.bits > b.bits and a.error <= b.error * (1 + 1e-9) for a, b in itertools.pairwise(front))
+    assert front[-1].bits == BITS["b"] or any(pair[1] < pair[0] for pair in errors) or len(front) > len(errors)
+
+
+def test_a_layer_that_a_recipe_breaks_is_never_in_it() -> None:
+    front = choices({"first": {"b": math.inf}, "last": {"b": 0.1}}, {"first": 1, "last": 1}, BITS)
+    assert [dict(choice.recipes) for choice in front] == [{}, {"last": "b"}]
+
+
+def test_choices_are_found_by_bits() -> None:
+    front = choices({m: {"b": float(m)} for m in "1234"}, dict.fromkeys("1234", 1), BITS)
+    assert within(front, 10.25) == front[2]
+    assert within(front, 4.0) is None
+    assert spread(front, 2, also=[10.25]) == [front[0], front[2], front[-1]]
+
+
+def test_a_point_is_best_that_none_dominates() -> None:
+    points = [(8.0, 0.1), (4.5, 0.2), (8.0, 0.2)]
+    assert [is_best(*point, points) for point in points] == [True, True, False]
