@@ -8,7 +8,7 @@ the greedy solution of a knapsack whose gains fall. A run of the whole choice sa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 WIDE = 16.0
@@ -24,68 +24,92 @@ class Choice:
     error: float
 
 
-def choices(
-    errors: Mapping[str, Mapping[str, float]], weights: Mapping[str, int], bits: Mapping[str, float]
-) -> list[Choice]:
-    """From all layers in 16 bits to each in the narrowest recipe of its hull.
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What choices are made from.
 
-    errors: by module and recipe, of the whole model with this layer alone in it. weights: by module. bits: by recipe.
+    errors: by module and recipe, of the whole model with this layer alone in it; infinite where it breaks. weights: by
+    module. bits: by recipe.
     """
-    steps = [
-        (slope, module, recipe)
-        for module in errors
-        for slope, recipe in _hull({r: error**2 for r, error in errors[module].items()}, weights[module], bits)
-    ]
-    chosen = dict[str, str]()
-    result = [_choice(chosen, errors, weights, bits)]
-    for _, module, recipe in sorted(steps, key=lambda step: step[0]):
-        chosen[module] = recipe
-        result.append(_choice(chosen, errors, weights, bits))
-    return result
 
+    errors: Mapping[str, Mapping[str, float]]
+    weights: Mapping[str, int]
+    bits: Mapping[str, float]
 
-def _hull(squares: Mapping[str, float], weights: int, bits: Mapping[str, float]) -> Iterator[tuple[float, str]]:
-    """The recipes of a layer from 16 bits down, each with the squared error that it adds for each bit saved."""
-    at_bits, at_square = WIDE, 0.0
-    while True:
-        steps = [
-            ((square - at_square) / (at_bits - bits[recipe]) / weights, bits[recipe], recipe)
-            for recipe, square in squares.items()
-            if bits[recipe] < at_bits and math.isfinite(square)
-        ]
-        if not steps:
-            return
-        slope, at_bits, recipe = min(steps)
-        at_square = squares[recipe]
-        yield slope, recipe
+    def choices(self) -> list[Choice]:
+        """From all layers in 16 bits to each in the narrowest recipe of its hull."""
+        steps = [(slope, module, recipe) for module in self.errors for slope, recipe in self._hull(module)]
+        chosen = dict[str, str]()
+        result = [self._choice(chosen)]
+        for _, module, recipe in sorted(steps, key=lambda step: step[0]):
+            chosen[module] = recipe
+            result.append(self._choice(chosen))
+        return result
 
+    def _hull(self, module: str) -> Iterator[tuple[float, str]]:
+        """The recipes of a layer from 16 bits down, each with the squared error that it adds for each bit saved."""
+        at_bits, at_square = WIDE, 0.0
+        while True:
+            steps = [
+                (
+                    (error**2 - at_square) / (at_bits - self.bits[recipe]) / self.weights[module],
+                    self.bits[recipe],
+                    recipe,
+                )
+                for recipe, error in self.errors[module].items()
+                if self.bits[recipe] < at_bits and math.isfinite(error)
+            ]
+            if not steps:
+                return
+            slope, at_bits, recipe = min(steps)
+            at_square = self.errors[module][recipe] ** 2
+            yield slope, recipe
 
-def _choice(
-    chosen: Mapping[str, str],
-    errors: Mapping[str, Mapping[str, float]],
-    weights: Mapping[str, int],
-    bits: Mapping[str, float],
-) -> Choice:
-    total = sum(weights.values()) or 1
-    mean = (
-        sum(count * (bits[chosen[module]] if module in chosen else WIDE) for module, count in weights.items()) / total
-    )
-    square = sum(errors[module][recipe] ** 2 for module, recipe in chosen.items())
-    return Choice(dict(chosen), mean, math.sqrt(square))
+    def _choice(self, chosen: Mapping[str, str]) -> Choice:
+        mean = sum(self._size(module, chosen.get(module)) for module in self.weights) / (
+            sum(self.weights.values()) or 1
+        )
+        return Choice(dict(chosen), mean, math.sqrt(sum(self._square(m, recipe) for m, recipe in chosen.items())))
 
+    def _size(self, module: str, recipe: str | None) -> float:
+        return self.weights[module] * (WIDE if recipe is None else self.bits[recipe])
 
-def within(choices: Sequence[Choice], bits: float) -> Choice | None:
-    """The choice of least error with at most so many bits per weight."""
-    return min((c for c in choices if c.bits <= bits + 1e-9), key=lambda c: c.error, default=None)
+    def _square(self, module: str, recipe: str | None) -> float:
+        return 0.0 if recipe is None else self.errors[module][recipe] ** 2
 
+    def within(self, bits: float) -> Choice | None:
+        """The choice of the front with at most so many bits per weight, with what else fits into them; None where not
+        even the narrowest does."""
+        best = min((c for c in self.choices() if c.bits <= bits + 1e-9), key=lambda c: c.error, default=None)
+        if best is None:
+            return None
+        chosen = dict(best.recipes)
+        left = (bits - best.bits) * sum(self.weights.values()) + 1e-6
+        while widened := max(self._widened(chosen, left), default=None):
+            _, size, module, recipe = widened
+            left -= size
+            if recipe:
+                chosen[module] = recipe
+            else:
+                del chosen[module]
+        return self._choice(chosen)
 
-def spread(choices: Sequence[Choice], count: int, also: Collection[float] = ()) -> list[Choice]:
-    """Some of the choices, evenly by their place, and those within certain bits."""
-    last = len(choices) - 1
-    places = {round(number * last / max(count - 1, 1)) for number in range(count)}
-    found = [choice for bits in also if (choice := within(choices, bits)) is not None]
-    picked = {id(choice) for choice in (*(choices[place] for place in places), *found)}
-    return [choice for choice in choices if id(choice) in picked]
+    def _widened(self, chosen: Mapping[str, str], left: float) -> Iterator[tuple[float, float, str, str]]:
+        """Layers that may take more bits: the squared error that each bit takes away, how many, module and recipe."""
+        for module, now in chosen.items():
+            for recipe in (None, *self.errors[module]):
+                more = self._size(module, recipe) - self._size(module, now)
+                gain = self._square(module, now) - self._square(module, recipe)
+                if 0 < more <= left and gain > 0:
+                    yield gain / more, more, module, recipe or ""
+
+    def spread(self, count: int, also: Collection[float] = ()) -> list[Choice]:
+        """Some of the choices, evenly by their place, and those within certain bits, from 16 bits down."""
+        every = self.choices()
+        places = {round(number * (len(every) - 1) / max(count - 1, 1)) for number in range(count)}
+        found = [choice for bits in also if (choice := self.within(bits)) is not None]
+        unique = {tuple(sorted(c.recipes.items())): c for c in (*(every[place] for place in places), *found)}
+        return sorted(unique.values(), key=lambda choice: (-choice.bits, choice.error))
 
 
 def is_best(bits: float, error: float, others: Collection[tuple[float, float]]) -> bool:

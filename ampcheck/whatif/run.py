@@ -22,7 +22,7 @@ from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Subject, as_subject, load_subject, name_of
 from ampcheck.records.whatif import FormatLoss, LayerLoss, Point, WhatIf, decibels
 from ampcheck.torchtools.seeds import seeded
-from ampcheck.whatif.front import Choice, choices, is_best, spread
+from ampcheck.whatif.front import Choice, Front, is_best
 from ampcheck.whatif.linear import Products
 from ampcheck.whatif.measure import Execution, Runner, share_of_narrow
 from ampcheck.whatif.recipes import PRODUCTS, Recipe, parse_recipes
@@ -161,8 +161,8 @@ class _Trial:
             return ()
         errors = {m: {loss.recipe: loss.layers[i].alone for loss in losses} for i, m in enumerate(self.modules)}
         bits = {recipe.name: recipe.bits for recipe in self.recipes}
-        every = choices(errors, self.watched.weights, bits)
-        picked = spread(every, POINTS, [*bits.values(), *([] if budget is None else [budget])])
+        budgets = [*bits.values(), *([] if budget is None else [budget])]
+        picked = Front(errors, self.watched.weights, bits).spread(POINTS, budgets)
         measured = [(choice, self._verified(choice)) for choice in picked]
         uniform = [(loss, math.sqrt(sum(layer.alone**2 for layer in loss.layers))) for loss in losses]
         pairs = [(choice.bits, error) for choice, error in measured] + [(loss.bits, loss.error) for loss in losses]

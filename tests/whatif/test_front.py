@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.whatif.front import WIDE, choices, is_best, spread, within
+from ampcheck.whatif.front import WIDE, Front, is_best
 
 BITS = {"a": 8.0, "b": 4.5}
 ERRORS = st.lists(st.tuples(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0)), min_size=1, max_size=5)
@@ -20,7 +20,7 @@ def test_no_choice_of_equal_bits_is_better_than_the_front(
 ) -> None:
     table = {str(i): dict(zip(BITS, pair, strict=True)) for i, pair in enumerate(errors)}
     sizes = dict(zip(table, weights, strict=False))
-    front = choices(table, sizes, BITS)
+    front = Front(table, sizes, BITS).choices()
     for point in front:
         for levels in itertools.product([None, *BITS], repeat=len(table)):
             chosen = {m: r for m, r in zip(table, levels, strict=True) if r is not None}
@@ -32,22 +32,45 @@ def test_no_choice_of_equal_bits_is_better_than_the_front(
 @given(errors=ERRORS)
 def test_each_step_saves_bits_and_costs_no_less(errors: list[tuple[float, float]]) -> None:
     table = {str(i): dict(zip(BITS, pair, strict=True)) for i, pair in enumerate(errors)}
-    front = choices(table, dict.fromkeys(table, 10), BITS)
+    front = Front(table, dict.fromkeys(table, 10), BITS).choices()
     assert (front[0].bits, front[0].error) == (WIDE, 0.0)
     assert all(a.bits > b.bits and a.error <= b.error * (1 + 1e-9) for a, b in itertools.pairwise(front))
     assert front[-1].bits == BITS["b"] or any(pair[1] < pair[0] for pair in errors) or len(front) > len(errors)
 
 
 def test_a_layer_that_a_recipe_breaks_is_never_in_it() -> None:
-    front = choices({"first": {"b": math.inf}, "last": {"b": 0.1}}, {"first": 1, "last": 1}, BITS)
+    front = Front({"first": {"b": math.inf}, "last": {"b": 0.1}}, {"first": 1, "last": 1}, BITS).choices()
     assert [dict(choice.recipes) for choice in front] == [{}, {"last": "b"}]
 
 
 def test_choices_are_found_by_bits() -> None:
-    front = choices({m: {"b": float(m)} for m in "1234"}, dict.fromkeys("1234", 1), BITS)
-    assert within(front, 10.25) == front[2]
-    assert within(front, 4.0) is None
-    assert spread(front, 2, also=[10.25]) == [front[0], front[2], front[-1]]
+    front = Front({m: {"b": float(m)} for m in "1234"}, dict.fromkeys("1234", 1), BITS)
+    every = front.choices()
+    assert front.within(10.25) == every[2]
+    assert front.within(4.0) is None
+    assert front.spread(2, also=[10.25]) == [every[0], every[2], every[-1]]
+
+
+def test_what_still_fits_into_a_budget_is_filled_in() -> None:
+    front = Front({"large": {"b": 0.3}, "small": {"b": 0.1}}, {"large": 100, "small": 1}, BITS)
+    (_, one, both) = front.choices()
+    assert dict(one.recipes) == {"large": "b"}
+    filled = Front({"large": {"b": 0.1}, "small": {"b": 0.1}}, {"large": 100, "small": 1}, BITS).within(4.7)
+    assert filled is not None
+    assert dict(filled.recipes) == {"large": "b"}
+    assert both.bits < filled.bits <= 4.7
+
+
+@given(errors=ERRORS, bits=st.floats(4.5, 16.0))
+def test_a_budget_is_kept_and_buys_no_less_than_the_front(errors: list[tuple[float, float]], bits: float) -> None:
+    table = {str(i): dict(zip(BITS, pair, strict=True)) for i, pair in enumerate(errors)}
+    front = Front(table, {module: 1 + int(module) for module in table}, BITS)
+    on_front = [choice.error for choice in front.choices() if choice.bits <= bits]
+    filled = front.within(bits)
+    assert (filled is None) == (not on_front)
+    if filled is not None:
+        assert filled.bits <= bits + 1e-6
+        assert filled.error <= min(on_front) + 1e-12
 
 
 def test_a_point_is_best_that_none_dominates() -> None:
