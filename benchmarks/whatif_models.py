@@ -1,4 +1,4 @@
-"""What small models of six families lose in twelve recipes, and the fronts of which layers to keep.
+"""What small models of several families lose in twelve recipes, and the fronts of which layers to keep.
 
     python benchmarks/whatif_models.py [--models NAMES] [--json reports/evidence/whatif.json]
 
@@ -24,8 +24,8 @@ from _evidence import write_evidence
 from ampcheck.core.environment import installed
 from ampcheck.core.subject import load_subject
 from ampcheck.parity.execution import Side, execute
-from ampcheck.records.whatif import WhatIf
-from ampcheck.whatif import RECIPES, measure
+from ampcheck.records.whatif import Point, WhatIf
+from ampcheck.whatif import RECIPES, Recipe, measure
 from ampcheck.whatif.linear import Products
 from ampcheck.whatif.measure import Runner
 
@@ -36,8 +36,8 @@ MODELS = (
     "transformers:ViTForImageClassification",
     "timm:vit_base_patch16_224",
     "diffusers:DiTTransformer2DModel",
-    "diffusers:UNet2DConditionModel",
     "transformers:WhisperForConditionalGeneration",
+    "diffusers:UNet2DConditionModel",
 )
 MIXED = ("rowwise", "mxfp8", "nvfp4")
 
@@ -52,17 +52,17 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, min(times)
 
 
-def habit(subject: Any, front: WhatIf) -> dict[str, float]:
-    """Nvfp4 in all layers but the first and the last, beside the best measured choice with no more bits."""
-    weights = {layer.module: layer.weights for layer in front.losses[0].layers}
+def of_habit(every: WhatIf) -> tuple[dict[str, Recipe], float]:
+    """Nvfp4 in all layers but the first and the last, and its bits per weight."""
+    weights = {layer.module: layer.weights for layer in every.losses[0].layers}
     first, *inner, last = weights
-    kept = weights[first] + weights[last]
-    bits = (16 * kept + RECIPES["nvfp4"].bits * sum(weights[m] for m in inner)) / sum(weights.values())
-    runner = Runner(subject)
-    error = runner.run(Products(dict.fromkeys(inner, RECIPES["nvfp4"]))).error(runner.run(Products()))
-    own = measure(subject, MIXED, budget=bits)
-    best = min((p for p in own.front if p.bits <= bits + 1e-9), key=lambda p: p.measured)
-    return {"bits": bits, "error": error, "mixed_bits": best.bits, "mixed_error": best.measured}
+    wide = 16 * (weights[first] + weights[last])
+    bits = (wide + RECIPES["nvfp4"].bits * sum(weights[m] for m in inner)) / sum(weights.values())
+    return dict.fromkeys(inner, RECIPES["nvfp4"]), bits
+
+
+def best_within(front: WhatIf, bits: float) -> Point:
+    return min((p for p in front.front if p.name == "mixed" and p.bits <= bits + 1e-6), key=lambda p: p.measured)
 
 
 def of_model(name: str) -> dict[str, Any]:
@@ -73,15 +73,17 @@ def of_model(name: str) -> dict[str, Any]:
     _, shadowed = timed(lambda: execute(Side("a", subject.model, call.args, call.kwargs)))
     _, one = timed(lambda: measure(subject, "mxfp8", front=False))
     every, twelve = timed(lambda: measure(subject, RECIPES, front=False))
+    choice, bits = of_habit(every)
     start = time.perf_counter()
-    front = measure(subject, MIXED)
+    front = measure(subject, MIXED, budget=bits)
     searched = time.perf_counter() - start
-    uniform = {p.name: p for p in front.front if p.name != "mixed"}
-    mixed = [p for p in front.front if p.name == "mixed"]
+    runner = Runner(subject)
+    ends, own = runner.run(Products(choice)).error(runner.run(Products())), best_within(front, bits)
     beside = {}
     for recipe in MIXED[:2]:  # nothing is narrower than the last
-        best = min((p for p in mixed if p.bits <= uniform[recipe].bits), key=lambda p: p.measured)
-        beside[recipe] = {"error": uniform[recipe].measured, "mixed_bits": best.bits, "mixed_error": best.measured}
+        uniform = next(p for p in front.front if p.name == recipe)
+        best = best_within(front, uniform.bits)
+        beside[recipe] = {"error": uniform.measured, "mixed_bits": best.bits, "mixed_error": best.measured}
     worst = {loss.recipe: min(loss.layers, key=lambda layer: layer.worst[1].decibels) for loss in every.losses}
     most = {loss.recipe: [m.module for m in sorted(loss.layers, key=lambda m: -m.alone)][:3] for loss in front.losses}
     ratios = [p.measured / p.predicted for p in front.front if p.predicted > 0]
@@ -97,7 +99,7 @@ def of_model(name: str) -> dict[str, Any]:
         "front": [[p.name, p.bits, p.measured, p.predicted, len(p.choice)] for p in front.front],
         "measured_over_predicted": [min(ratios), max(ratios)],
         "uniform": beside,
-        "first_and_last": habit(subject, front),
+        "first_and_last": {"bits": bits, "error": ends, "mixed_bits": own.bits, "mixed_error": own.measured},
     }
 
 

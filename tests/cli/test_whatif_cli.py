@@ -1,0 +1,67 @@
+"""`ampcheck whatif`: its report, its filter, its files and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ampcheck.cli.main import main
+from ampcheck.core.run import Run, Verdict
+
+MODEL = """
+import torch
+from torch import nn
+
+
+def subject():
+    tokens = torch.randn(32, 16)
+    tokens[0] *= {scale}
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)), (tokens,)
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(MODEL.format(scale=1.0))
+    return "net.py:subject"
+
+
+def test_a_report_has_the_recipes_the_front_and_the_filter(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", target, "--recipe", "rowwise,nvfp4", "--budget", "6", "--json", "run.json"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("All linear layers in a recipe", "Which layers to keep", "def nvfp4_filter_fn(module, fqn):"):
+        assert text in printed
+    assert "Layers in nvfp4" not in printed
+    run = Run.load("run.json")
+    assert [finding.verdict for finding in run.findings] == [Verdict.PASS] * 2
+    assert [table.title for table in run.tables][1:3] == ["Layers in rowwise", "Layers in nvfp4"]
+    assert [chart.check for chart in run.charts] == ["format-loss"]
+
+
+def test_a_budget_that_no_choice_keeps_gives_no_filter(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["whatif", target, "--recipe", "rowwise", "--budget", "6"]) == 0
+    assert "# no choice has so few as 6 bits per weight" in capsys.readouterr().out
+
+
+def test_a_lost_layer_is_a_warning_and_fails_nothing(tmp_path: Path, target: str) -> None:
+    (tmp_path / "net.py").write_text(MODEL.format(scale=1e8))
+    assert main(["whatif", target, "--recipe", "tensorwise", "--no-front", "-v", "--html", "page.html"]) == 0
+    assert "format-loss" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--recipe", "fp7"], "recipes must be one of tensorwise"),
+        (["--recipe", ","], "recipes must name one of tensorwise"),
+        (["--budget", "0"], "budget"),
+        (["--budget", "8", "--no-front"], "a budget is spent along the front"),
+    ],
+)
+def test_what_cannot_be_asked_is_a_usage_error(
+    target: str, options: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["whatif", target, *options]) == 2
+    assert text in capsys.readouterr().err
