@@ -97,6 +97,8 @@ def _record(options: argparse.Namespace) -> int:
     if not isinstance(side, Side):
         raise UsageError(f"{options.target} is recorded already")
     recorded = record(side)
+    if not recorded.results:
+        raise UsageError(f"{options.target} returns no tensor: there is nothing to record")
     save_record(recorded, options.output)
     wrong = f"; {recorded.failures[0].message}" if recorded.failures else ""
     print(f"{options.output}: {len(recorded.results)} results of {options.target}{wrong}", flush=True)

@@ -153,7 +153,10 @@ def _named_modules(modules: Mapping[str, str] | None) -> tuple[dict[str, str], d
     pairs = modules or {}
     if not isinstance(pairs, Mapping) or not all(isinstance(text, str) for pair in pairs.items() for text in pair):
         raise UsageError(f"modules must map paths of modules of a to paths of b; found {pairs!r:.80}")
-    return {path: path for path in pairs}, {path: name for name, path in pairs.items()}
+    own, other = {path: path for path in pairs}, {path: name for name, path in pairs.items()}
+    if len(other) < len(own):
+        raise UsageError(f"modules must map each path of a to a path of b of its own; found {dict(pairs)!r:.120}")
+    return own, other
 
 
 def _name(a: Any, b: Any) -> str:

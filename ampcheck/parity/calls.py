@@ -110,6 +110,11 @@ class LiveCall:
         self.plain = {path: value for path, value in leaves_of(returned) if not isinstance(value, torch.Tensor)}
 
     @property
+    def arguments(self) -> Mapping[str, torch.Tensor]:
+        """The tensors among the arguments, as they were before the call."""
+        return self._before
+
+    @property
     def names(self) -> frozenset[str]:
         """What may have a result of its own, whether it has one or not: parameters and buffers."""
         return frozenset((*self._parameters, *(f"buffer {name}" for name in self._buffers)))

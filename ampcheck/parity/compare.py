@@ -9,8 +9,8 @@ they part are named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -18,15 +18,25 @@ import torch
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.parity.calls import Side
-from ampcheck.parity.execution import RESULTS, Execution, execute, str_of
-from ampcheck.parity.functions import ALIKE, ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
+from ampcheck.parity.execution import Execution, execute, str_of
+from ampcheck.parity.functions import is_determined, roundings_between
 from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
-from ampcheck.parity.parting import Parting, find_parting
+from ampcheck.parity.parting import Parting, find_parting, shared_values, walk_back
 from ampcheck.parity.recorded import Recorded, execution_of
+from ampcheck.parity.relations import (
+    Relations,
+    common_keys,
+    explained_by_decisions,
+    explained_by_digits,
+    explained_by_tables,
+    in_order,
+    ordered_otherwise,
+    relate_results,
+)
 from ampcheck.parity.trail import EVERY_SHAPE, Trail
 from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
-from ampcheck.records.results import JUDGED_UNIT, Key
+from ampcheck.records.results import Key
 from ampcheck.shadow.compare import Result
 
 RELATIONS = ("rounding", "function", "bitwise")
@@ -37,22 +47,6 @@ _ALIKE = 2.0**-27
 """The relative distance up to which numbers are alike: an eighth of a rounding of float32."""
 
 Subject: TypeAlias = Side | Recorded
-
-
-@dataclass(slots=True)
-class _Relations:
-    """How the results of two executions relate.
-
-    differing: by key, by how much two functions part. alike: results that part by less than float32 shows. rounded:
-    those that part by roundings of data which one side alone holds. doubts: why a result decides nothing. roundings:
-    the largest distance of two results.
-    """
-
-    differing: dict[Key, str] = field(default_factory=dict)
-    alike: list[Key] = field(default_factory=list)
-    rounded: list[Key] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    roundings: float = 0.0
 
 
 def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None) -> Parity:
@@ -66,7 +60,7 @@ def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limit
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
     notes = tuple(note for run in runs for note in run.notes) + tuple(_other_dtypes(runs))
-    return replace(parity, notes=(*notes, *parity.notes), compared=len(_common_keys(runs)) + len(runs[0].plain))
+    return replace(parity, notes=(*notes, *parity.notes), compared=len(common_keys(runs)) + len(runs[0].plain))
 
 
 def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
@@ -90,29 +84,48 @@ def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
 
 def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> Parity:
     """Whether two executions are of one function: by their exact values, or where exact takes the decisions."""
-    keys = _common_keys(runs)
-    related = _relate(runs, keys)
+    keys = common_keys(runs)
+    related = relate_results(runs, keys)
     numbers = _other_numbers(runs)
     opaque = any(run.opaque for run in runs)
     if not (related.differing or related.rounded or opaque or numbers):
         parity = _agree(runs, related, keys)
-        return replace(parity, notes=(*_explained_by_digits(related), *parity.notes))
+        return replace(parity, notes=(*explained_by_digits(related), *parity.notes))
     independent, kernels = _run_independently(sides, opaque=[bool(run.opaque) for run in runs])
     judged = tuple(kernels.judged) if kernels is not None else ()
-    if any(result.wrong for result in judged):
-        return _wrong_kernel([r for r in judged if r.wrong], independent, judged)
+    if wrong := [result for result in judged if result.wrong]:
+        return _another_before(wrong[0], independent) or _wrong_kernel(wrong, independent, judged)
     coarsest = _coarsest_of_one(independent, keys)
-    again = _relate(independent, keys, coarsest)
+    again = relate_results(independent, keys, coarsest)
     if numbers and (numbers := _other_numbers(independent)):
         return Parity(ANOTHER, numbers)
-    ordered = list(_ordered_otherwise(again, (*runs, *independent)))
-    ordered += _explained_by_digits(again) or _explained_by_digits(related)
-    notes = ordered if opaque else [*ordered, *_explained_by_decisions(related, again)]
-    notes += _explained_by_tables(again, coarsest)
+    ordered = list(ordered_otherwise(again, (*runs, *independent)))
+    ordered += explained_by_digits(again) or explained_by_digits(related)
+    notes = ordered if opaque else [*ordered, *explained_by_decisions(related, again)]
+    notes += explained_by_tables(again, coarsest)
     if opaque and again.differing and (behind := _behind_kernels(again, independent, kernels)):
         return _wrong_kernel(behind, independent, judged)
     parity = _another(again, independent) if again.differing else _agree(runs, again, keys)
     return replace(parity, kernels=judged, notes=tuple(notes) + parity.notes)
+
+
+def _another_before(kernel: KernelResult, runs: Sequence[Execution]) -> Parity | None:
+    """Two functions that part before a kernel: what it was given is no value of the other run."""
+    number = next(i for i, run in enumerate(runs) if run.opaque)
+    mine, other = (run.trail for run in (runs[number], runs[1 - number]))
+    if mine is None or other is None:
+        return None
+    made = next((r for r in mine.records if r.where == kernel.where), None)
+    given = [p for p in made.parents if mine.records[p].where is not None and mine.records[p].live] if made else []
+    known = shared_values([mine.records[parent] for parent in given], other.records)
+    lost = next((parent for parent, is_known in zip(given, known, strict=True) if not is_known), None)
+    if lost is None:
+        return None
+    first, common = walk_back(mine.records, other.records, lost)
+    at = (first, None) if number == 0 else (None, first)
+    text = f"what {kernel.op} is given is no value of the other side; the last value that both have is made by "
+    text += f"{common or 'the arguments'}; then {runs[number].side.name} runs {first}"
+    return Parity(ANOTHER, text, at=at, common=common)
 
 
 def _other_structure(runs: Sequence[Execution]) -> Parity | None:
@@ -123,11 +136,11 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
         if first != second and not all(isinstance(run.plain.get(path), float) for run in runs):
             text = f"output {path}".rstrip()
             return Parity(ANOTHER, f"{text} is {first} in a and {second} in b", key=text)
-    for key in _in_order(a.results.keys() ^ b.results.keys()):
+    for key in in_order(a.results.keys() ^ b.results.keys()):
         has, lacks = (a, b) if key in a.results else (b, a)
         if not _may_be_absent(key, has.results[key], lacks):
             return Parity(ANOTHER, f"only {has.side.name} gives {str_of(key)}", key=str_of(key))
-    for key in _common_keys(runs):
+    for key in common_keys(runs):
         shapes = [list(run.results[key].value.shape) for run in runs]
         if shapes[0] != shapes[1]:
             return Parity(ANOTHER, f"{str_of(key)} is of shape {shapes[0]} in a and {shapes[1]} in b", key=str_of(key))
@@ -145,7 +158,7 @@ def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
 def _other_dtypes(runs: Sequence[Execution]) -> Iterator[str]:
     """A note on each output that the two give in other formats."""
     a, b = (run.results for run in runs)
-    for key in _common_keys(runs):
+    for key in common_keys(runs):
         formats = [str(results[key].value.dtype).removeprefix("torch.") for results in (a, b)]
         if key[0] == "output" and formats[0] != formats[1]:
             yield f"{str_of(key)} is {formats[0]} in a and {formats[1]} in b"
@@ -161,38 +174,6 @@ def _other_numbers(runs: Sequence[Execution]) -> str:
         if not math.isclose(first, second, rel_tol=_ALIKE):
             return f"output {path}".rstrip() + f" is {first!r} in a and {second!r} in b"
     return ""
-
-
-def _common_keys(runs: Sequence[Execution]) -> list[Key]:
-    """The results that both have, in order; gradients of parameters that have one name and one shape."""
-    a, b = (run.results for run in runs)
-    of_parameters = {key for key in a if key[0] == "gradient" and key[1].startswith("parameter ")}
-    keys = (k for k in a if k in b and not (k in of_parameters and a[k].value.shape != b[k].value.shape))
-    return _in_order(keys)
-
-
-def _in_order(keys: Iterable[Key]) -> list[Key]:
-    return sorted(keys, key=lambda key: RESULTS.index(key[0]))
-
-
-def _relate(runs: Sequence[Execution], keys: Iterable[Key], coarsest: float = 0.0) -> _Relations:
-    related = _Relations()
-    for key in keys:
-        a, b = (run.results[key] for run in runs)
-        how = relate(a, b, coarsest)
-        if how == SAME and (key[0] != "gradient" or is_determined(a)):
-            related.roundings = max(related.roundings, roundings_between(a, b))
-        elif how == SAME:
-            continue
-        elif how == ALIKE:
-            related.alike.append(key)
-        elif how == ROUNDED:
-            related.rounded.append(key)
-        elif how == UNDETERMINED:
-            related.doubts.append(f"{str_of(key)}: the data determine nothing of it")
-        else:
-            related.differing[key] = how
-    return related
 
 
 def _run_independently(
@@ -222,58 +203,7 @@ def _coarsest_of_one(runs: Sequence[Execution], keys: Sequence[Key]) -> float:
     return max(a.coarsest_not_in(b, first), b.coarsest_not_in(a, second))
 
 
-def _explained_by_decisions(before: _Relations, after: _Relations) -> Iterator[str]:
-    settled = [key for key in before.differing if key not in after.differing and key not in after.rounded]
-    if settled:
-        results = ", ".join(map(str_of, settled[:3])) + (", ..." if len(settled) > 3 else "")
-        yield f"decisions near a tie or a kink were taken otherwise, and explain the difference in {results}"
-
-
-def _explained_by_digits(related: _Relations) -> list[str]:
-    """A note on results whose exact values part by less than any result shows."""
-    if not related.alike:
-        return []
-    text = "exact values differ by less than an eighth of a rounding of float32, as constants of fewer digits do, in"
-    return [f"{text} {str_of(related.alike[0])}"]
-
-
-def _ordered_otherwise(related: _Relations, runs: Sequence[Execution]) -> Iterator[str]:
-    """Notes on results that part since equal values, which have no order of their own, were ordered otherwise."""
-    ties = max((run.freedom.ties for run in runs if run.freedom is not None), default=0)
-    a, b = runs[-2:]
-    for key in list(related.differing) if ties else ():
-        first, second = a.results[key], b.results[key]
-        if first.reference is None or second.reference is None:
-            same = first.value.shape == second.value.shape and int((first.value != second.value).sum()) <= 2 * ties
-        else:
-            same = key[0] == "gradient" and _are_reordered(a, b, key)
-        if same:
-            del related.differing[key]
-            yield f"equal values, of which none is the first, are ordered otherwise in {str_of(key)}"
-
-
-def _are_reordered(a: Execution, b: Execution, key: Key) -> bool:
-    """Whether a result has the same numbers in both, in another order."""
-    trails = [(run.trail, run.records[key]) for run in (a, b) if run.trail is not None and key in run.records]
-    marks = [trail.records[number].marks for trail, number in trails]
-    return len(marks) == 2 and torch.allclose(marks[0], marks[1], 1e-9, 1e-9)
-
-
-def _explained_by_tables(related: _Relations, coarsest: float) -> Iterator[str]:
-    """A note on tables in float32 that one side alone holds; of such in 16 bits, a doubt."""
-    if not related.rounded:
-        return
-    result = str_of(related.rounded[0])
-    if coarsest <= JUDGED_UNIT:
-        yield f"tables in float32 that one side alone holds explain the difference in {result}"
-        return
-    related.doubts.append(
-        f"{result}: one side holds weights or tables in 16 bits that the other does not, and rounding them explains "
-        "the difference; make both from the same numbers"
-    )
-
-
-def _behind_kernels(related: _Relations, runs: Sequence[Execution], kernels: KernelJudge | None) -> list[KernelResult]:
+def _behind_kernels(related: Relations, runs: Sequence[Execution], kernels: KernelJudge | None) -> list[KernelResult]:
     """The results that differ behind a kernel without a counterpart, which are judged by those of the other side.
 
     What cannot be told is left as a doubt; what no kernel explains is left in `related.differing`.
@@ -303,7 +233,7 @@ def _behind_kernels(related: _Relations, runs: Sequence[Execution], kernels: Ker
 # Outcomes -------------------------------------------------------------------------------------------------------------
 
 
-def _another(related: _Relations, runs: Sequence[Execution]) -> Parity:
+def _another(related: Relations, runs: Sequence[Execution]) -> Parity:
     """Two functions: where their exact values part, by the first result that differs."""
     key, how = next(iter(related.differing.items()))
     trails = [run.trail for run in runs if run.trail is not None and key in run.records]
@@ -324,7 +254,7 @@ def _describe_parting(parting: Parting) -> str:
     return text + ("; both have the same numbers, in another order" if parting.reordered else "")
 
 
-def _agree(runs: Sequence[Execution], related: _Relations, keys: Sequence[Key]) -> Parity:
+def _agree(runs: Sequence[Execution], related: Relations, keys: Sequence[Key]) -> Parity:
     """The same function, unless nothing was determined."""
     results = runs[0].results
     outputs = [key for key in keys if key[0] not in ("gradient", "module")]
@@ -374,7 +304,7 @@ def _compare_bounds(sides: Sequence[Subject], runs: Sequence[Execution], limits:
 def _pairs(runs: Sequence[Execution]) -> tuple[ResultPair, ...]:
     """Of each common result, how far both sides are from exact, and from each other."""
     a, b = ({error.key: error for error in run.errors} for run in runs)
-    keys = [key for key in _common_keys(runs) if key in a and key in b]
+    keys = [key for key in common_keys(runs) if key in a and key in b]
     return tuple(
         ResultPair(
             str_of(key),
@@ -391,7 +321,7 @@ def _compare_bits(a: Subject, b: Subject) -> Parity:
     runs = [execution_of(s) if isinstance(s, Recorded) else execute(s, trail=Trail(bits=True)) for s in (a, b)]
     if (structure := _other_structure(runs)) is not None:
         return structure
-    keys = _common_keys(runs)
+    keys = common_keys(runs)
     for key in keys:
         if not _same_bits(*(run.results[key].value for run in runs)):
             at = _first_other_bits(runs)

@@ -38,8 +38,8 @@ class Execution:
     results: by key. errors: how far each of them lies from its exact value. stats: what the checks of a run in low
     precision look at. opaque: ops that were not followed inside. trail: where it was asked for, with the record of each
     result in `records`. plain: numbers, texts and None that the call returned, by path. names: parameters and buffers
-    that it has. compiled: errors of the results of compiled code, which the shadow runs in eager mode. notes: what else
-    is to be known of the comparison.
+    that it has. arguments: as they were given. compiled: errors of the results of compiled code, which the shadow runs
+    in eager mode. notes: what else is to be known of the comparison.
     """
 
     side: Side
@@ -52,6 +52,7 @@ class Execution:
     records: dict[Key, int] = field(default_factory=dict)
     plain: Mapping[str, object] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
+    arguments: Mapping[str, torch.Tensor] = field(default_factory=dict)
     compiled: tuple[ResultError, ...] = ()
     notes: list[str] = field(default_factory=list)
 
@@ -105,7 +106,7 @@ def _execute(run: Execution, observer: Callable[[ObservedShadow, Call], None], i
     with shadow, nullcontext() if side.backward else torch.no_grad():
         live = LiveCall(side)
         results = live.results()
-        run.plain, run.names = live.plain, live.names
+        run.plain, run.names, run.arguments = live.plain, live.names, live.arguments
         named = {str_of(key): t for key, t in results.items() if has_companions(t)}
         of_backward = {name: t for name, t in named.items() if name.startswith("gradient")}
         shadow.reach({f"the {name}": t for name, t in named.items() if name not in of_backward}, of_backward)

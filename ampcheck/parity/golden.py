@@ -23,14 +23,16 @@ from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import read_json
 from ampcheck.core.limits import Limits
 from ampcheck.core.updating import note_written
+from ampcheck.facts.memory import roundoff
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, str_of
 from ampcheck.parity.judgement import failures_of
-from ampcheck.parity.norms import finite_parts
+from ampcheck.parity.norms import finite_parts, real_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, row_weights
 from ampcheck.records.parity import GoldenComparison
 from ampcheck.records.results import UNKNOWABLE
 from ampcheck.shadow.compare import Result
+from ampcheck.shadow.result import Reference
 
 SCHEMA = 1
 """Version of the files. 1: the first."""
@@ -40,6 +42,9 @@ _WHOLE = 64
 
 _GROUPS = 64
 """Groups of elements of a larger result, at most."""
+
+_SUMS = 4.0
+"""Standard deviations that a sum of noises of random signs may reach."""
 
 _LINE = 8
 """Numbers in a line of a file."""
@@ -53,14 +58,14 @@ class Golden:
     """One result as a file keeps it: in float64, what is not finite as zero.
 
     values: all elements, or of each group a weighted sum and the norm. noise: of each of them, what float64 itself may
-    be off. nonfinite: elements that are not finite. digits: decimal digits that rounding leaves of the result.
+    be off. nonfinite: elements that are inf, -inf and NaN. digits: decimal digits that rounding leaves of the result.
     """
 
     dtype: str
     shape: tuple[int, ...]
     values: tuple[float, ...]
     noise: tuple[float, ...]
-    nonfinite: int = 0
+    nonfinite: tuple[int, ...] = (0, 0, 0)
     digits: float = 0.0
 
 
@@ -72,9 +77,10 @@ def golden_of(result: Result) -> Golden:
         values, noise = _summed(result.value.double()), torch.zeros(1)
         return Golden(dtype, shape, _numbers(values), _numbers(noise.expand(values.shape)))
     exact, moved = finite_parts(reference.exact), finite_parts(reference.moved)
-    values, away = _summed(exact), _summed((moved - exact).abs(), sizes=True)
-    size = _summed(exact.abs(), sizes=True)
-    nonfinite = int((~reference.exact.isfinite()).sum())
+    values, away, size = _summed(exact), _summed(moved - exact, sizes=True), _summed(exact, sizes=True)
+    infinite = real_parts(reference.exact)
+    places = infinite == torch.inf, infinite == -torch.inf, infinite.isnan()
+    nonfinite = tuple(int(found.sum()) for found in places)
     norms = [float(torch.linalg.vector_norm(t)) for t in (moved - exact, exact)]
     share = max(norms[0] / (norms[1] or 1.0), reference.unit)
     digits = round(max(0.0, -math.log10(share)), 1)
@@ -84,14 +90,15 @@ def golden_of(result: Result) -> Golden:
 
 
 def _summed(values: torch.Tensor, *, sizes: bool = False) -> torch.Tensor:
-    """All elements, or a weighted sum and the norm of each group. sizes: bounds of these, of magnitudes."""
+    """All elements, or a weighted sum and the norm of each group. sizes: the magnitudes of these, of values of random
+    signs."""
     flat = values.reshape(-1).double()
     if flat.numel() <= _WHOLE:
-        return flat
+        return flat.abs() if sizes else flat
     width = -(-flat.numel() // _GROUPS)
     rows = torch.nn.functional.pad(flat, (0, -flat.numel() % width)).view(-1, width)
     norms = torch.linalg.vector_norm(rows, dim=1)
-    weighted = rows.sum(1) if sizes else rows @ row_weights(width)
+    weighted = _SUMS * norms if sizes else rows @ row_weights(width)
     return torch.stack([weighted, norms], 1).reshape(-1)
 
 
@@ -103,8 +110,10 @@ def differs(old: Golden, new: Golden) -> str:
     """How the exact values of a result differ from the recorded ones; "" where they do not."""
     if old.shape != new.shape:
         return f"it is of shape {list(new.shape)}, and was {list(old.shape)}"
+    if old.dtype != new.dtype:
+        return f"it is {new.dtype}, and was {old.dtype}"
     if old.nonfinite != new.nonfinite:
-        return f"{new.nonfinite:,} elements are not finite in float64, and {old.nonfinite:,} were"
+        return f"inf, -inf and NaN are {new.nonfinite} elements in float64, and were {old.nonfinite}"
     before, after = torch.tensor(old.values).double(), torch.tensor(new.values).double()
     allowed = torch.maximum(torch.tensor(old.noise), torch.tensor(new.noise)).double() + 10.0**-_DIGITS * before.abs()
     off = (after - before).abs()
@@ -135,7 +144,7 @@ def _from_plain(fields: Mapping[str, Any]) -> Golden:
     if len(values) != len(noise):
         raise ValueError(f"{len(values)} values and {len(noise)} noises")
     shape = tuple(map(int, fields["shape"].split()))
-    return Golden(fields["dtype"], shape, values, noise, int(fields["nonfinite"]), float(fields["digits"]))
+    return Golden(fields["dtype"], shape, values, noise, tuple(fields["nonfinite"]), float(fields["digits"]))
 
 
 class GoldenFile:
@@ -196,17 +205,21 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
     """Compare a run with its golden; write it where `update` and the run is honest."""
     run, independent = runs
     results = {str_of(key): golden_of(result) for key, result in independent.results.items()}
+    results |= {f"number {path}".rstrip(): _of_number(v) for path, v in independent.plain.items() if type(v) is float}
     if not results:
         raise UsageError(f"golden {name!r} needs tensors; found {run.plain!r:.80}")
     made = GoldenComparison(name, f"{file.path.parent.name}/{file.path.name}", results=len(results))
     if failures := failures_of(run, Limits()):
         return replace(made, failures=tuple(failures))
+    arguments = {f"argument {path}": golden_of(Result(t, _as_data(t))) for path, t in run.arguments.items()}
     if update:
-        file.write(name, results)
+        file.write(name, results | arguments)
         return replace(made, written=True)
     recorded = file.read(name)
     if recorded is None:
         return made
+    changed = {key: how for key, golden in arguments.items() if (how := differs(recorded.get(key, golden), golden))}
+    recorded = {key: golden for key, golden in recorded.items() if key not in arguments}
     common = recorded.keys() & results.keys()
     differing = {key: how for key in recorded if key in common and (how := differs(recorded[key], results[key]))}
     return replace(
@@ -218,4 +231,17 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
         undetermined=tuple(key for key in differing if results[key].digits < -math.log10(UNKNOWABLE)),
         digits=min(golden.digits for golden in results.values()),
         opaque=tuple(run.opaque),
+        changed=changed,
     )
+
+
+def _of_number(value: float) -> Golden:
+    exact = torch.tensor(value, dtype=torch.float64)
+    return golden_of(Result(exact, Reference(exact, exact.float(), 0.0)))
+
+
+def _as_data(tensor: torch.Tensor) -> Reference | None:
+    """The numbers of an argument, which have no error."""
+    if not tensor.is_floating_point():
+        return None
+    return Reference(tensor.double(), tensor.double(), roundoff(tensor.dtype))

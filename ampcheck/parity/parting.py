@@ -28,18 +28,18 @@ class Parting:
 
 def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Parting:
     """Walk back from a result of two runs, over the values that the other run does not have. results: its records."""
-    first, last = zip(*(_walk(runs[i], runs[1 - i], results[i]) for i in (0, 1)), strict=True)
+    first, last = zip(*(walk_back(runs[i], runs[1 - i], results[i]) for i in (0, 1)), strict=True)
     ends = [run[number].marks for run, number in zip(runs, results, strict=True) if number >= 0]
     reordered = len(ends) == 2 and torch.allclose(ends[0], ends[1], 1e-9, 1e-9)
     common = last[0] or last[1]
     return Parting((first[0], first[1]), common, reordered)
 
 
-def _walk(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[Where | None, Where | None]:
+def walk_back(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[Where | None, Where | None]:
     """The first op on the way to a value whose result the other run does not have, and the last value that it has."""
     if start < 0:
         return None, None
-    shared = _shared(mine, other)
+    shared = shared_values(mine, other)
     if shared[start]:  # the other run goes on from here, or has the numbers in another order
         return None, mine[start].where
     passed, common, stack = set[int](), set[int](), [start]
@@ -58,7 +58,7 @@ def _walk(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[
     return mine[first].where, mine[max(last)].where if last else None
 
 
-def _shared(mine: Sequence[Record], other: Sequence[Record]) -> list[bool]:
+def shared_values(mine: Sequence[Record], other: Sequence[Record]) -> list[bool]:
     """Which values of a run are in the other: equal numbers in any layout, or rows that are all rows of the other."""
     sizes: dict[int, list[Record]] = {}
     widths: dict[torch.Size, list[Record]] = {}

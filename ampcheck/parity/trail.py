@@ -137,10 +137,13 @@ class Trail:
     def coarsest_not_in(self, other: Trail, results: Iterable[int]) -> float:
         """The unit roundoff of data behind these records that the other run does not have: tables and weights made
         outside of the run. Data that leads to none of them explains no difference."""
-        own, known = self._data(self._behind(results)), other._data(range(len(other.records)))
-        numbers = torch.cat([torch.zeros(1, dtype=torch.float64), *(exact for _, exact in known)])
+        twins = {record.marks.numpy().tobytes() for record in other.records if record.where is None}
+        behind = self._behind(results)
+        own = self._data(i for i in behind if self.records[i].marks.numpy().tobytes() not in twins)
         if not own:
             return 0.0
+        known = other._data(range(len(other.records)))
+        numbers = torch.cat([torch.zeros(1, dtype=torch.float64), *(exact for _, exact in known)])
         together = torch.isin(torch.cat([exact for _, exact in own]), numbers)
         shared = torch.split(together, [len(exact) for _, exact in own])
         units = [roundoff(dtype) for (dtype, _), every in zip(own, shared, strict=True) if not bool(every.all())]

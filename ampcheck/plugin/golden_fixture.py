@@ -19,7 +19,7 @@ class GoldenChecks:
 
     def __init__(self, item: pytest.Item) -> None:
         self._path = item.path.parent / FOLDER / f"{Path(item.path).stem}.json"
-        self._test = item.name
+        self._test = item.nodeid.partition("::")[2].replace("::", ".")
 
     def check(self, name: str, function: Any, *args: Any, **kwargs: Any) -> Run:
         """Run `function(*args, **kwargs)` and compare what it returns, and its gradients, with the golden `name`.

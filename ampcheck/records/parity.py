@@ -112,7 +112,7 @@ class GoldenComparison:
     name. written: it was written just now. results: how many there are. gone, new: names of results that one of the two
     lacks. differing: by name, how exact values differ. undetermined: those of them of which the data determine nothing.
     digits: of the results that rounding leaves. failures: what the checks of one run say of the run itself. opaque: ops
-    that cannot be followed.
+    that cannot be followed. changed: by name, how arguments differ from those of the recorded run.
     """
 
     name: str
@@ -127,3 +127,4 @@ class GoldenComparison:
     digits: float = 0.0
     failures: tuple[Finding, ...] = ()
     opaque: tuple[str, ...] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)

@@ -502,6 +502,14 @@ def kernel_that_drops_a_block() -> Any:
     return _layer(DROPPED), _layer(torch.matmul), LAYER
 
 
+@pair(ANOTHER, "is given is no value of the other side")
+def factor_before_a_kernel() -> Any:
+    def scaled(x: Any, w: Any) -> Any:
+        return BLOCKS(F.layer_norm(x, (128,)) * 1.01, w)
+
+    return scaled, lambda x, w: F.layer_norm(x, (128,)) @ w, LAYER
+
+
 @pair(ANOTHER)
 def kernel_that_is_right_in_another_function() -> Any:
     return _layer(BLOCKS), lambda x, w: 2 * _layer(torch.matmul)(x, w), LAYER

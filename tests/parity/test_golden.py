@@ -64,3 +64,36 @@ def test_a_damaged_file_gets_one_sentence(pytester: pytest.Pytester) -> None:
     failed.stdout.fnmatch_lines(["*golden 'test_mean: mean' of *is damaged*"])
     path.write_text("{", encoding="utf-8")
     run(pytester).stdout.fnmatch_lines(["*test_mean.json cannot be read*"])
+
+
+def test_other_arguments_leave_it_open_and_name_the_argument(pytester: pytest.Pytester) -> None:
+    run(pytester, "--ampcheck-update").assert_outcomes(passed=1)
+    other = TEST.replace("manual_seed(0)", "manual_seed(2)")
+    pytester.makepyfile(test_mean=other.format(x="x", after=""))
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--ampcheck")
+    result.stdout.fnmatch_lines(["*so do the arguments: argument 0.0*"])
+    result.assert_outcomes(passed=1)
+
+
+def test_formats_signs_of_infinities_and_single_elements_count(pytester: pytest.Pytester) -> None:
+    test = """
+    import torch
+
+    def test_values(golden):
+        x = torch.arange(1.0, 100_001.0)
+        golden.check("values", lambda x: {change}, x)
+
+    class TestA:
+        def test_values(self, golden):
+            golden.check("values", lambda x: x * 3, torch.arange(4.0))
+    """
+    honest = "torch.where(x > 9e4, torch.inf, x * 3)"
+    for change, outcome in (
+        (honest, {"passed": 2}),
+        ("torch.where(x > 9e4, -torch.inf, x * 3)", {"passed": 1, "failed": 1}),
+        ("torch.where(x > 9e4, torch.inf, x * 3).double()", {"passed": 1, "failed": 1}),
+        ("torch.where(x > 9e4, torch.inf, torch.where(x == 777, x * 3.00001, x * 3))", {"passed": 1, "failed": 1}),
+    ):
+        pytester.makepyfile(test_values=test.format(change=change))
+        arguments = ["--ampcheck-update"] if change is honest else []
+        pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**outcome)

@@ -51,3 +51,9 @@ def test_a_kernel_that_cannot_be_followed_leaves_it_open() -> None:
 
 def test_a_golden_that_was_written_passes() -> None:
     assert finding(written=True).verdict is Verdict.PASS
+
+
+def test_other_arguments_leave_a_change_open() -> None:
+    found = finding(differing={"output": "differs"}, changed={"argument 0": "1 of 8 elements differ"})
+    assert found.verdict is Verdict.UNDECIDED
+    assert "argument 0: 1 of 8 elements differ" in found.message

@@ -1,0 +1,114 @@
+"""How the results of two executions relate, one by one, and what explains those whose exact values differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ampcheck.parity.execution import RESULTS, Execution, str_of
+from ampcheck.parity.functions import ALIKE, ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
+from ampcheck.records.results import JUDGED_UNIT, Key
+
+
+@dataclass(slots=True)
+class Relations:
+    """How the results of two executions relate.
+
+    differing: by key, by how much two functions part. alike: results that part by less than float32 shows. rounded:
+    those that part by roundings of data which one side alone holds. doubts: why a result decides nothing. roundings:
+    the largest distance of two results.
+    """
+
+    differing: dict[Key, str] = field(default_factory=dict)
+    alike: list[Key] = field(default_factory=list)
+    rounded: list[Key] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    roundings: float = 0.0
+
+
+def common_keys(runs: Sequence[Execution]) -> list[Key]:
+    """The results that both have, in order; gradients of parameters that have one name and one shape."""
+    a, b = (run.results for run in runs)
+    of_parameters = {key for key in a if key[0] == "gradient" and key[1].startswith("parameter ")}
+    keys = (k for k in a if k in b and not (k in of_parameters and a[k].value.shape != b[k].value.shape))
+    return in_order(keys)
+
+
+def in_order(keys: Iterable[Key]) -> list[Key]:
+    """Keys in the order in which results are compared."""
+    return sorted(keys, key=lambda key: RESULTS.index(key[0]))
+
+
+def relate_results(runs: Sequence[Execution], keys: Iterable[Key], coarsest: float = 0.0) -> Relations:
+    """How these results of two executions relate. coarsest: see `ampcheck.parity.functions.relate`."""
+    related = Relations()
+    for key in keys:
+        a, b = (run.results[key] for run in runs)
+        how = relate(a, b, coarsest)
+        if how == SAME and (key[0] != "gradient" or is_determined(a)):
+            related.roundings = max(related.roundings, roundings_between(a, b))
+        elif how == SAME:
+            continue
+        elif how == ALIKE:
+            related.alike.append(key)
+        elif how == ROUNDED:
+            related.rounded.append(key)
+        elif how == UNDETERMINED:
+            related.doubts.append(f"{str_of(key)}: the data determine nothing of it")
+        else:
+            related.differing[key] = how
+    return related
+
+
+def explained_by_decisions(before: Relations, after: Relations) -> Iterator[str]:
+    """A note on results that part no more where exact takes the decisions."""
+    settled = [key for key in before.differing if key not in after.differing and key not in after.rounded]
+    if settled:
+        results = ", ".join(map(str_of, settled[:3])) + (", ..." if len(settled) > 3 else "")
+        yield f"decisions near a tie or a kink were taken otherwise, and explain the difference in {results}"
+
+
+def explained_by_digits(related: Relations) -> list[str]:
+    """A note on results whose exact values part by less than any result shows."""
+    if not related.alike:
+        return []
+    text = "exact values differ by less than an eighth of a rounding of float32, as constants of fewer digits do, in"
+    return [f"{text} {str_of(related.alike[0])}"]
+
+
+def ordered_otherwise(related: Relations, runs: Sequence[Execution]) -> Iterator[str]:
+    """Notes on results that part since equal values, which have no order of their own, were ordered otherwise."""
+    ties = max((run.freedom.ties for run in runs if run.freedom is not None), default=0)
+    a, b = runs[-2:]
+    for key in list(related.differing) if ties else ():
+        first, second = a.results[key], b.results[key]
+        if first.reference is None or second.reference is None:
+            same = first.value.shape == second.value.shape and int((first.value != second.value).sum()) <= 2 * ties
+        else:
+            same = key[0] == "gradient" and _are_reordered(a, b, key)
+        if same:
+            del related.differing[key]
+            yield f"equal values, of which none is the first, are ordered otherwise in {str_of(key)}"
+
+
+def _are_reordered(a: Execution, b: Execution, key: Key) -> bool:
+    """Whether a result has the same numbers in both, in another order."""
+    trails = [(run.trail, run.records[key]) for run in (a, b) if run.trail is not None and key in run.records]
+    marks = [trail.records[number].marks for trail, number in trails]
+    return len(marks) == 2 and torch.allclose(marks[0], marks[1], 1e-9, 1e-9)
+
+
+def explained_by_tables(related: Relations, coarsest: float) -> Iterator[str]:
+    """A note on tables in float32 that one side alone holds; of such in 16 bits, a doubt."""
+    if not related.rounded:
+        return
+    result = str_of(related.rounded[0])
+    if coarsest <= JUDGED_UNIT:
+        yield f"tables in float32 that one side alone holds explain the difference in {result}"
+        return
+    related.doubts.append(
+        f"{result}: one side holds weights or tables in 16 bits that the other does not, and rounding them explains "
+        "the difference; make both from the same numbers"
+    )
