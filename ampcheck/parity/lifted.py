@@ -41,23 +41,25 @@ def compiled_apart(side: Side, results: Mapping[Key, Result]) -> tuple[dict[Key,
             compiled = run_plainly(wide).values
     except Exception as error:  # noqa: BLE001  # the program, or its compiler, need not know float64
         return {}, brief(error)
-    apart = {}
+    apart: dict[Key, str] = {}
+    reason = "eager mode does not give its exact values in float64: a decision, or a cast of the program's own"
     for key, result in results.items():
-        if result.reference is not None and key in eager and key in compiled:
-            exact, expected, got = (_in_place_of(result, value) for value in (None, eager[key], compiled[key]))
-            how = relate(exact, expected, roundoff(torch.float32))
-            coarsest = roundoff(torch.float32) if how == ROUNDED else 0.0
-            found = relate(expected, got, coarsest) if how in (SAME, ALIKE, ROUNDED) else SAME
-            if found not in (SAME, ALIKE, ROUNDED, UNDETERMINED):
-                apart[key] = found
-    return apart, ""
+        if result.reference is None or key not in eager or key not in compiled:
+            continue
+        expected, got = (_in_place_of(result, values[key]) for values in (eager, compiled))
+        how = relate(result, expected, roundoff(torch.float32))
+        if how not in (SAME, ALIKE, ROUNDED):
+            continue
+        reason = ""
+        found = relate(expected, got, roundoff(torch.float32) if how == ROUNDED else 0.0)
+        if found not in (SAME, ALIKE, ROUNDED, UNDETERMINED):
+            apart[key] = found
+    return apart, reason
 
 
-def _in_place_of(result: Result, value: torch.Tensor | None) -> Result:
+def _in_place_of(result: Result, value: torch.Tensor) -> Result:
     """A result with other exact values, which data move as far."""
     assert result.reference is not None
-    if value is None:
-        return result
     known, exact = result.reference, value.to(result.reference.exact.dtype)
     if exact.shape != known.exact.shape:
         return Result(value, Reference(exact, exact, known.unit))

@@ -102,6 +102,9 @@ def test_compiled_code_is_compared_in_float64_where_16_bits_hide_a_difference() 
         assert_parity(ours, torch.compile(ours, backend=scaled), (x,), backward=False)
     run = assert_parity(ours, torch.compile(ours, backend=narrow), (x,), backward=False)
     assert "was not compared in float64: " in run.findings[0].message
+    own = lambda x: x.bfloat16() * 1.5  # noqa: E731  # which rounds in float64 too
+    run = assert_parity(own, torch.compile(own, backend="eager"), (torch.randn(4, 8),), backward=False)
+    assert "eager mode does not give its exact values in float64" in run.findings[0].message
     for name, parameter in ours.named_parameters():
         number, dtype, value = before[name]
         assert (id(parameter), parameter.dtype) == (number, dtype)
