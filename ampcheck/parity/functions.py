@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ampcheck.parity.norms import finite_parts, group_norms, norm, ratio, real_parts
+from ampcheck.facts.norms import finite_parts, group_norms, norm, ratio, real_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE
 from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
 from ampcheck.shadow.bounds import group_dims

@@ -24,10 +24,10 @@ from ampcheck.core.json_files import read_json
 from ampcheck.core.limits import Limits
 from ampcheck.core.updating import note_written
 from ampcheck.facts.memory import roundoff
+from ampcheck.facts.norms import finite_parts, real_parts
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, str_of
 from ampcheck.parity.judgement import failures_of
-from ampcheck.parity.norms import finite_parts, real_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, row_weights
 from ampcheck.records.parity import GoldenComparison
 from ampcheck.records.results import UNKNOWABLE

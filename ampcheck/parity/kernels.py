@@ -15,7 +15,7 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, roundoff
-from ampcheck.parity.norms import finite_parts, group_norms, norm, ratio, real_parts
+from ampcheck.facts.norms import finite_parts, group_norms, norm, ratio, real_parts
 from ampcheck.parity.trail import Record
 from ampcheck.records.parity import KernelResult
 from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK

@@ -15,8 +15,8 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.facts.norms import finite_parts
 from ampcheck.facts.store import StorageMap
-from ampcheck.parity.norms import finite_parts
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.independent import ObservedShadow
 from ampcheck.shadow.result import Reference

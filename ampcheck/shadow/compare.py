@@ -16,6 +16,8 @@ import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.facts.memory import dtype_name, has_companions, roundoff
+from ampcheck.facts.norms import norm as norm_of
+from ampcheck.facts.norms import real_parts
 from ampcheck.records.results import (
     BEYOND,
     CAST,
@@ -75,8 +77,8 @@ def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> Res
     with without_modes(), torch.no_grad():
         seen = examine_value(value, reference, whole=key[0] == "gradient")
         unit = max(reference.unit, roundoff(value.dtype), JUDGED_UNIT)  # float32 alone loses no digit that matters
-        exact, own = _real(reference.exact), _real(value).double()
-        norm, size = _norm(torch.where(own.isfinite() & exact.isfinite(), own - exact, 0.0)), _norm(exact)
+        exact, own = real_parts(reference.exact), real_parts(value).double()
+        norm, size = norm_of(torch.where(own.isfinite() & exact.isfinite(), own - exact, 0.0)), norm_of(exact)
         misplaced = _misplaced(key, own, exact, seen)
     return ResultError(key, dtype_name(value.dtype), seen, unit, norm, size, misplaced=misplaced)
 
@@ -174,7 +176,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
     nothing = Examination(eager.numel())
     plain = ResultError(key, dtype_name(eager.dtype), nothing, judged=eager.numel())
     if reference is not None:
-        plain = replace(plain, unit=reference.unit, size=_norm(reference.exact), eager=nothing)
+        plain = replace(plain, unit=reference.unit, size=norm_of(reference.exact), eager=nothing)
     if value is None or value.shape != eager.shape or (reference is None) == has_companions(value):
         return replace(plain, norm=math.inf, apart=math.inf, absent=True)
     if reference is None:
@@ -186,7 +188,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
     elif key[0] not in WHOLE:
         floor = min(FLOOR, 0.25 + result.roundings / 2)
     whole = key[0] in WHOLE
-    exact, mine, eagers = _real(reference.exact), _real(value).double(), _real(eager).double()
+    exact, mine, eagers = real_parts(reference.exact), real_parts(value).double(), real_parts(eager).double()
     form = format_of(eager.dtype if not eager.is_complex() else torch.float32)
     edge = (mine.sign() == exact.sign()) & at_the_edge(mine, exact, form, SLACK * FLOOR * unit * exact.abs())
     wrong = ~_alike(mine, exact) & _alike(eagers, exact) & ~edge
@@ -194,7 +196,7 @@ def _compare(key: Key, result: Result, value: torch.Tensor | None) -> ResultErro
     hidden = spoiled & _alike(mine, exact)
     both = mine.isfinite() & eagers.isfinite() & exact.isfinite()
     errors = [torch.where(both, a - b, 0.0) for a, b in ((mine, exact), (eagers, exact), (mine, eagers))]
-    norm, eager_norm, apart = map(_norm, errors)
+    norm, eager_norm, apart = map(norm_of, errors)
     along = float((errors[0] * torch.where(both, exact, 0.0)).sum()) / (plain.size or 1.0) / (plain.size or 1.0)
     judge = partial(examine_value, reference=reference, unit=unit, floor=floor, whole=whole, digits=True)
     seen, before = judge(value, other=eager), judge(eager)
@@ -228,18 +230,7 @@ def _misplaced(key: Key, value: torch.Tensor, exact: torch.Tensor, seen: Examina
     return int((value != exact)[exact.isinf()].sum()) if counts else 0
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
 def _alike(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Elements that are finite, NaN, or infinite with one sign on both sides."""
     both = value.isfinite() & exact.isfinite()
     return both | (value.isnan() & exact.isnan()) | (value.isinf() & (value == exact))
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    """The Euclidean norm of what is finite."""
-    real = _real(tensor).double()
-    return float(torch.linalg.vector_norm(torch.where(real.isfinite(), real, 0.0)))
