@@ -25,6 +25,7 @@ from ampcheck.core.environment import installed
 from ampcheck.core.subject import load_subject
 from ampcheck.parity.execution import Side, execute
 from ampcheck.records.whatif import Point, WhatIf
+from ampcheck.torchtools.seeds import seeded
 from ampcheck.whatif import RECIPES, Recipe, measure
 from ampcheck.whatif.linear import Products
 from ampcheck.whatif.measure import Runner
@@ -66,7 +67,7 @@ def best_within(front: WhatIf, bits: float) -> Point:
 
 
 def of_model(name: str) -> dict[str, Any]:
-    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings(), seeded():
         warnings.simplefilter("ignore")
         subject = load_subject(name)
     call = subject.calls[0]
@@ -123,6 +124,19 @@ def table(models: dict[str, Any]) -> list[str]:
             f"{ends['mixed_error']:.3g} at {ends['mixed_bits']:.2f}",
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    pairs = {
+        **{
+            r: [(one["uniform"][r]["mixed_error"], one["uniform"][r]["error"]) for one in models.values()]
+            for r in MIXED[:2]
+        },
+        "first and last": [(o["first_and_last"]["mixed_error"], o["first_and_last"]["error"]) for o in models.values()],
+    }
+    better = [f"{sum(a < 0.99 * b for a, b in found)} of {len(found)} ({kind})" for kind, found in pairs.items()]
+    worse = [f"{sum(a > 1.01 * b for a, b in found)} ({kind})" for kind, found in pairs.items()]
+    lines += [
+        "",
+        f"The mixture's error is smaller by 1 % and more in {', '.join(better)}; larger by that in {', '.join(worse)}.",
+    ]
     lines += ["", "| model | layers that cost most in nvfp4 | measured over predicted | shadowed run, s | one recipe | "
               "twelve | front of three |", "|---" * 7 + "|"]  # fmt: skip
     for name, one in models.items():

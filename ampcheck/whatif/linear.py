@@ -43,15 +43,16 @@ class Products:
         self._calls = Counter[tuple[str, str]]()
 
     def compute(self, module: str, product: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """`a @ b.T` in float32, of matrices that share their second dimension."""
+        """`a @ b.T`, of matrices that share their second dimension: in float32, and of float64 in float64."""
         self._calls[module, product] += 1
         self.multiplications[module, product] += a.shape[0] * a.shape[1] * b.shape[0]
-        recipe = self.choice.get(module)
-        if recipe is not None and recipe[product] is not None:
+        recipe, empty = self.choice.get(module), not (a.numel() and b.numel())  # an expert may get no token
+        if recipe is not None and recipe[product] is not None and not empty:
             return self._narrow(recipe, module, product, a, b)[0]
-        exact = a.float() @ b.float().T
+        wide = torch.promote_types(a.dtype, torch.float32)
+        exact = a.to(wide) @ b.to(wide).T
         for recipe in self.observed:
-            if recipe[product] is not None and exact.numel():
+            if recipe[product] is not None and not empty:
                 self._compare(recipe, module, product, a, b, exact)
         return exact
 
@@ -180,11 +181,12 @@ class LinearMode(TorchFunctionMode):
         return isinstance(value, torch.Tensor) and value.dim() == dims and id(value) in own
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        if weight.dim() != 2 or not self._running:
-            return _LINEAR(input, weight, bias)
-        module, device = self._running[-1][0], input.device.type
-        if torch.is_autocast_enabled(device):
+        device = input.device.type
+        if torch.is_autocast_enabled(device) and input.is_floating_point() and input.dtype is not torch.float64:
             input, weight = (t.to(torch.get_autocast_dtype(device)) for t in (input, weight))
+        if weight.dim() != 2 or not self._running or input.dtype is not weight.dtype or not input.is_floating_point():
+            return _LINEAR(input, weight, bias)
+        module = self._running[-1][0]
         self._products.weights[module] = weight.numel()
         output: torch.Tensor = _Linear.apply(input, weight, self._products, module)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)

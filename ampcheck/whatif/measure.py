@@ -12,6 +12,7 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import MODELS, Subject
 from ampcheck.numerics.run import total_loss
 from ampcheck.torchtools.copying import forward_through, prepare
+from ampcheck.torchtools.private import run_backward
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.whatif.linear import LinearMode, Products
@@ -86,7 +87,8 @@ class Runner:
             if loss is not None:
                 losses.append(float(loss.detach()))
                 if loss.requires_grad:
-                    torch.autograd.backward(loss)
+                    # PyTorch's own functions would run it outside the mode, and with it what checkpoints run again.
+                    run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
         named = self.root.named_parameters()
         gradients = {name: p.grad.double() for name, p in named if p.grad is not None and not p.grad.is_sparse}
         return Execution(sum(losses) if losses else None, gradients or outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import ampcheck
@@ -81,6 +82,39 @@ def test_other_ways_to_multiply_by_a_weight_are_layers_too() -> None:
     assert products.weights == {"": 64}
     assert products.unseen == {"batched products of weights": 1}
     assert all(0 < float((a - b).norm() / a.norm()) < 0.5 for a, b in zip(exact, narrow, strict=True))
+
+
+def test_what_no_recipe_can_narrow_is_left_as_it_is() -> None:
+    net = nn.Linear(4, 4)
+    with LinearMode(net, Products({"": RECIPES["nvfp4"]}, observed=[RECIPES["mxfp8"]])):
+        assert net(torch.ones(0, 4)).shape == (0, 4)  # an expert without tokens
+        with pytest.raises(RuntimeError):
+            net(torch.ones(2, 4).double())
+
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x.cfloat(), torch.ones(4, 4).cfloat())
+
+    turned, products = Turned(), Products()
+    with LinearMode(turned, products):
+        turned(torch.ones(2, 4))
+    assert not products.weights
+    double, x = model().double(), inputs().double()
+    pairs = zip(gradients(double, x, Products()), gradients(double, x, None), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-15) for a, b in pairs)
+
+
+def test_recomputed_layers_are_in_the_recipe_too() -> None:
+    class Saving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+    saving, plain = (measure((net, inputs()), "mxfp8", front=False).losses[0] for net in (Saving(), model()))
+    assert saving.error == plain.error > 0
 
 
 def test_autocast_decides_the_dtype_of_the_result() -> None:
