@@ -74,7 +74,7 @@ def execute(
     observer = partial(_observe, run, replace_opaque)
     try:
         with seeded(), restored(side.function):
-            _execute(run, observer, independent)
+            _execute(run, observer, independent, judged=not independent or replace_opaque is not None)
     except NoBackwardError as error:
         again = None if trail is None else Trail(shapes=trail.shapes, bits=trail.bits)
         forward = execute(
@@ -96,10 +96,13 @@ def _observe(
         run.trail(call)
 
 
-def _execute(run: Execution, observer: Callable[[ObservedShadow, Call], None], independent: bool) -> None:
+def _execute(
+    run: Execution, observer: Callable[[ObservedShadow, Call], None], independent: bool, *, judged: bool
+) -> None:
+    """Run a side. judged: how often values were rounded, by which kernels are judged, is known of such a run alone."""
     side = run.side
     module = side.function if isinstance(side.function, torch.nn.Module) else None
-    shadow = ObservedShadow(module, independent=independent, freedom=True)
+    shadow = ObservedShadow(module, independent=independent, judge=judged, freedom=True)
     shadow.observer = partial(observer, shadow)
     if run.trail is not None:
         run.trail.shadow = shadow
@@ -121,7 +124,8 @@ def _execute(run: Execution, observer: Callable[[ObservedShadow, Call], None], i
         key: result for key, result in run.results.items() if result.reference is not None and result.value.numel()
     }
     run.errors = tuple(with_totals(compare_shadowed(k, r.value, r.reference) for k, r in known.items() if r.reference))
-    run.stats = _stats(run, shadow)
+    if judged:
+        run.stats = _stats(run, shadow)
     if shadow.compiled and not independent:
         run.compiled = _compiled(run)
 
