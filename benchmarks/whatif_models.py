@@ -4,6 +4,7 @@
 
 Random weights, one call, forward and backward. A front mixes rowwise, mxfp8 and nvfp4 with 16 bits. It is compared, at
 no more bits, with each of these in all layers, and with the habit of keeping the first and the last layer beside nvfp4.
+
 Needs transformers, diffusers and timm; `whatif.md` is written beside the JSON.
 """
 
@@ -38,7 +39,6 @@ MODELS = (
     "timm:vit_base_patch16_224",
     "diffusers:DiTTransformer2DModel",
     "transformers:WhisperForConditionalGeneration",
-    "diffusers:UNet2DConditionModel",
 )
 MIXED = ("rowwise", "mxfp8", "nvfp4")
 
@@ -145,7 +145,7 @@ def table(models: dict[str, Any]) -> list[str]:
             f"{one['seconds'][k]:.2f}" for k in ("shadowed", "one recipe", "twelve recipes", "front of three")
         )
         lines.append(f"| {name} | {', '.join(one['most_sensitive']['nvfp4'])} | {low:.2f} to {high:.2f} | {times} |")
-    lines += ["", "Front: choice, bits per weight, measured error, predicted error, layers in a recipe.", ""]
+    lines += ["", "Fronts: bits per weight and measured error.", ""]
     for name, one in models.items():
         points = ", ".join(f"{bits:.2f} bits {error:.2g}" for kind, bits, error, *_ in one["front"] if kind == "mixed")
         lines.append(f"- {name}: {points}")

@@ -192,7 +192,11 @@ def _recipes_table(what: WhatIf) -> Table:
     own = what.losses[0].reference if what.losses else None
     note = "error: of all gradients, or of the outputs without any, relative to the run in the model's own precision"
     return Table(
-        "All linear layers in a recipe", columns, tuple(rows), _CHECK, f"{note}, whose loss is {own}" if own else note
+        "All linear layers in a recipe",
+        columns,
+        tuple(rows),
+        _CHECK,
+        f"{note}, whose loss is {own:.4g}" if own else note,
     )
 
 
