@@ -29,6 +29,7 @@ FAMILIES = {
     "autocast": "Use of autocast",
     "compile": "Compiled code",
     "training": "Training",
+    "parity": "Two executions",
     "formats": "Narrow formats",
     "property": "Search",
     "speed": "Speed",
