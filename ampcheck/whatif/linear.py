@@ -29,7 +29,7 @@ class Products:
     """What computes the products of layers.
 
     choice: the recipe of each module; others compute in float32. observed: recipes whose errors are measured beside
-    each product, in `losses`, by recipe, module and product. weights: the elements of each layer's matrix, by module;
+    each product, in `losses`, by recipe, module and product. weights: the elements of a layer's matrices, by module;
     multiplications: of each layer, in all three products; unseen: products that are left as they are, by reason.
     """
 
@@ -41,6 +41,14 @@ class Products:
         self.unseen = Counter[str]()
         self._amax: dict[tuple[str, str, str, int], list[torch.Tensor]] = {}
         self._calls = Counter[tuple[str, str]]()
+        self._matrices = set[tuple[str, int, torch.Size]]()
+
+    def add_matrix(self, module: str, weight: torch.Tensor) -> None:
+        """Count a matrix once, of the several that a module of experts has."""
+        key = module, weight.data_ptr(), weight.shape
+        if key not in self._matrices:
+            self._matrices.add(key)
+            self.weights[module] = self.weights.get(module, 0) + weight.numel()
 
     def compute(self, module: str, product: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """`a @ b.T`, of matrices that share their second dimension: in float32, and of float64 in float64."""
@@ -181,12 +189,12 @@ class LinearMode(TorchFunctionMode):
         return isinstance(value, torch.Tensor) and value.dim() == dims and id(value) in own
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        device = input.device.type
+        device, matrix = input.device.type, weight
         if torch.is_autocast_enabled(device) and input.is_floating_point() and input.dtype is not torch.float64:
             input, weight = (t.to(torch.get_autocast_dtype(device)) for t in (input, weight))
         if weight.dim() != 2 or not self._running or input.dtype is not weight.dtype or not input.is_floating_point():
             return _LINEAR(input, weight, bias)
         module = self._running[-1][0]
-        self._products.weights[module] = weight.numel()
+        self._products.add_matrix(module, matrix)
         output: torch.Tensor = _Linear.apply(input, weight, self._products, module)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)

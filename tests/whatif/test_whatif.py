@@ -84,6 +84,21 @@ def test_other_ways_to_multiply_by_a_weight_are_layers_too() -> None:
     assert all(0 < float((a - b).norm() / a.norm()) < 0.5 for a, b in zip(exact, narrow, strict=True))
 
 
+def test_experts_of_one_module_are_one_layer_with_all_their_weights() -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(3, 8, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum(nn.functional.linear(x, self.up[number % 3]) for number in range(6))  # type: ignore[return-value]
+
+    products = Products()
+    with LinearMode(experts := Experts(), products):
+        experts(inputs())
+    assert products.weights == {"": 3 * 8 * 16}
+
+
 def test_what_no_recipe_can_narrow_is_left_as_it_is() -> None:
     net = nn.Linear(4, 4)
     with LinearMode(net, Products({"": RECIPES["nvfp4"]}, observed=[RECIPES["mxfp8"]])):
