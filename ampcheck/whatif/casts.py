@@ -1,7 +1,7 @@
 """Emulated casts: a tensor in the values that a format with scales leaves of it, in float32.
 
 Bit for bit what the casts of torchao and DeepGEMM give on a CPU, elements and scales; a tensor of zeros is zeros here,
-where torchao's `nvfp4_quantize` divides zero by zero.
+where torchao's `nvfp4_quantize` divides zero by zero, and so are zeros beside values below 1e-35.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.whatif.recipes import ALL, Operand
 
 _FLOAT32_EXPONENT = 0x7F800000
+_LARGEST = torch.finfo(torch.float32).max
 _E4M3 = format_of("float8_e4m3fn")
 
 
@@ -101,7 +102,7 @@ def transformed(x: torch.Tensor, length: int, generator: torch.Generator) -> tor
 
 def _float32(amax: torch.Tensor, to: FloatFormat) -> _Scale:
     """The quotient in float64, rounded once, and finite, as TransformerEngine keeps it for the smallest amax."""
-    factor = (to.max / amax.double()).float().clamp(max=torch.finfo(torch.float32).max)
+    factor = (to.max / amax.double()).float().clamp(max=_LARGEST)
     return _Scale(torch.where(amax == 0, 1.0, factor), None)
 
 
@@ -144,7 +145,7 @@ def _e4m3(amax: torch.Tensor, to: FloatFormat) -> _Scale:
     whole = amax.max() / (_E4M3.max * to.max)
     whole = torch.where(whole == 0, 1.0, whole)
     of_block = rounded((amax / to.max / whole).clamp(min=_E4M3.smallest_normal), _E4M3)
-    return _Scale((1.0 / whole) / of_block, whole * of_block)
+    return _Scale(((1.0 / whole) / of_block).clamp(max=_LARGEST), whole * of_block)
 
 
 _SCALES: Mapping[str, Callable[[torch.Tensor, FloatFormat], _Scale]] = {
