@@ -53,7 +53,7 @@ def assert_kernel(
     same in PyTorch, which is followed in float64; write it in float32 inside, as one would. inputs: a tuple of
     arguments, a list of such, a function of a size that returns one, or a Hypothesis strategy. sizes: for that
     function. Each is tried as it is, in other layouts, and with values of all ranges, unevenly conditioned. backward:
-    compare the gradients of arguments that require one. runs: of the first case, which must give equal bits. examples:
+    compare the gradients of arguments that require one. runs: of the largest case: equal bits. examples:
     of a strategy. certificate: a file for what was tried, as JSON.
 
     Arguments that the reference leaves alone must keep their bits, memory that a kernel does not write is NaN, and all
@@ -86,14 +86,16 @@ def try_case(kernel: Callable[..., Any], reference: Callable[..., Any], case: Ca
     """Try a kernel on one case."""
     wants = backward and any(t.requires_grad for t in _tensors(case.arguments))
     try:
-        exact = execute(Side("the reference", reference, case.arguments, backward=wants))
+        exact = execute(Side("the reference", reference, case.arguments, backward=wants, own_gradients=True))
     except UsageError as error:
         return Tried(case.name, LEFT_OUT, reason=str(error))
     if failures := failures_of(exact, Limits()):
         return Tried(case.name, LEFT_OUT, reason=f"the reference itself loses values: {failures[0].message}"[:300])
+    if wants and not any(key[0] == "gradient" for key in exact.results):
+        return Tried(case.name, LEFT_OUT, reason="; ".join(exact.notes) or "the reference gives no gradient")
     try:
         with _uninitialised_is_nan():
-            results = run_plainly(Side("the kernel", kernel, case.arguments, backward=wants))
+            results = run_plainly(Side("the kernel", kernel, case.arguments, backward=wants, own_gradients=True))
     except UsageError as error:
         if not any(t.numel() for t in _tensors(case.arguments)):
             return Tried(case.name, LEFT_OUT, reason=f"nothing to compute: {error}")
@@ -169,7 +171,10 @@ def _try_again(kernel: Callable[..., Any], cases: Sequence[Case], runs: int, *, 
     case = max(plain, key=lambda case: sum(t.numel() for t in _tensors(case.arguments)))
     try:
         wants = backward and any(t.requires_grad for t in _tensors(case.arguments))
-        first, *others = (run_plainly(Side("the kernel", kernel, case.arguments, backward=wants)) for _ in range(runs))
+        first, *others = (
+            run_plainly(Side("the kernel", kernel, case.arguments, backward=wants, own_gradients=True))
+            for _ in range(runs)
+        )
     except UsageError:
         return  # the case itself was refused
     differing = sum(

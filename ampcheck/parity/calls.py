@@ -19,6 +19,7 @@ from ampcheck.records.results import Key
 from ampcheck.torchtools.closures import walk
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, results, tensors
+from ampcheck.torchtools.snapshot import preserved_objects
 from ampcheck.torchtools.source import users_place
 
 
@@ -27,8 +28,9 @@ class Side:
     """What runs: a function of these arguments, or what `build` makes inside the shadow, as `(function, args)`.
 
     name: `a` or `b` in findings. dtype: what autocast casts to; None leaves the caller's autocast as it is. modules: by
-    the path of a module, the name under which its result and the gradients of its parameters are compared. shared:
-    parameters that both sides use, by name, whose gradients are compared though a function closes over them.
+    the path of a module, the name under which its result and the gradients of its parameters are compared.
+    own_gradients: take those of arguments that require one alone. shared: parameters that both sides use, by name,
+    whose gradients are compared though a function closes over them.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Side:
     dtype: torch.dtype | None = None
     backward: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
+    own_gradients: bool = False
     shared: Mapping[str, torch.nn.Parameter] = field(default_factory=dict)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -92,17 +95,18 @@ class LiveCall:
     def __init__(self, side: Side) -> None:
         function, args, kwargs = side.made()
         memories: dict[int, torch.UntypedStorage] = {}
-        copied = partial(_copied, memories=memories, gradient=side.backward)
+        copied = partial(_copied, memories=memories, gradient=side.backward, own=side.own_gradients)
         args, kwargs = map_tensors(copied, list(args)), map_tensors(copied, dict(kwargs))
         self._arguments = {path: t for path, t in tensors((list(args), kwargs)) if is_plain(t) and t.numel()}
         self._before = {path: t.detach().clone() for path, t in self._arguments.items()}
         module = function if isinstance(function, torch.nn.Module) else None
+        module = getattr(module, "_orig_mod", module)  # of a compiled one
         named = {} if module is None else dict(module.named_parameters())
         named = {_renamed(name, side.modules): p for name, p in named.items()} | dict(side.shared)
         self._parameters = {f"parameter {name}": p for name, p in named.items()}
         self._buffers = {} if module is None else {_renamed(n, side.modules): b for n, b in module.named_buffers()}
         self._old = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
-        self._backward = side.backward
+        self._backward, self._name = side.backward, side.name
         self.modules: dict[Key, torch.Tensor] = {}
         with _module_results(side, module, self.modules), _autocast(side, self._arguments.values()):
             returned = raised_by(side, lambda: function(*args, **kwargs))
@@ -145,6 +149,8 @@ class LiveCall:
             given = torch.autograd.grad(roots, list(leaves.values()), signs, allow_unused=True)
         except RuntimeError as error:
             raise NoBackwardError(brief(error)) from error
+        except Exception as error:
+            raise UsageError(f"the backward pass of {self._name} raised {brief(error)}") from error
         return {("gradient", name, 0): g for name, g in zip(leaves, given, strict=True) if g is not None}
 
 
@@ -155,16 +161,19 @@ def _parts(returned: object) -> Iterator[tuple[str, torch.Tensor]]:
             yield from parts_of(leaf, path)
 
 
-def _copied(tensor: torch.Tensor, *, memories: dict[int, torch.UntypedStorage], gradient: bool) -> torch.Tensor:
-    """A copy with the layout of a tensor. Tensors that share memory do so in the copy, with what lies around them."""
+def _copied(
+    tensor: torch.Tensor, *, memories: dict[int, torch.UntypedStorage], gradient: bool, own: bool
+) -> torch.Tensor:
+    """A copy with the layout of a tensor. Tensors that share memory do so in the copy, with what lies around them.
+
+    own: it requires a gradient where the tensor does; else every one of numbers does.
+    """
+    gradient = gradient and (tensor.requires_grad or not own)
     if not is_plain(tensor):
         return tensor.detach().clone()
-    if 0 in tensor.stride():  # an expanded tensor, whose gradient would be one of all that share an element
-        return (
-            tensor.detach()
-            .clone(memory_format=torch.contiguous_format)
-            .requires_grad_(gradient and (tensor.is_floating_point() or tensor.is_complex()))
-        )
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    if 0 in tensor.stride() or tensor.is_neg():  # elements that share memory would share a gradient
+        return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_(gradient and numbers)
     storage = tensor.untyped_storage()
     memory = memories.get(storage._cdata)
     if memory is None:
@@ -172,7 +181,7 @@ def _copied(tensor: torch.Tensor, *, memories: dict[int, torch.UntypedStorage], 
     twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     twin.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
     twin = twin.conj() if tensor.is_conj() else twin
-    return twin.requires_grad_() if gradient and (tensor.is_floating_point() or tensor.is_complex()) else twin
+    return twin.requires_grad_(gradient and numbers)
 
 
 def _renamed(name: str, modules: Mapping[str, str]) -> str:
@@ -221,7 +230,7 @@ def _autocast(side: Side, arguments: Iterable[torch.Tensor]) -> AbstractContextM
 def _signs(tensor: torch.Tensor) -> torch.Tensor:
     generator = torch.Generator().manual_seed(tensor.numel())
     signs = torch.randint(0, 2, (tensor.numel(),), generator=generator).mul_(2).sub_(1)
-    return signs.view(tensor.shape).to(tensor.dtype)
+    return signs.view(tensor.shape).to(tensor)
 
 
 def leaves_of(returned: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -233,6 +242,8 @@ def leaves_of(returned: object, path: str = "") -> Iterator[tuple[str, object]]:
         items = enumerate(returned)
     elif returned is None or isinstance(returned, (torch.Tensor, bool, int, float, complex, str)):
         yield path, returned
+    elif type(returned).__module__ == "numpy":
+        yield path, repr(returned.tolist()) if hasattr(returned, "tolist") else repr(returned)
     for key, value in items:
         yield from leaves_of(value, f"{path}.{key}" if path else str(key))
 
@@ -245,7 +256,7 @@ def restored(function: object) -> Iterator[None]:
     gradients = [(p, p.grad, None if p.grad is None else p.grad.clone()) for m in modules for p in m.parameters()]
     training = [(inner, inner.training) for module in modules for inner in module.modules()]
     try:
-        with preserved_state():
+        with preserved_state(), preserved_objects(function):
             yield
     finally:
         with torch.no_grad():

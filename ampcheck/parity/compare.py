@@ -18,7 +18,7 @@ import torch
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.parity.calls import Side
-from ampcheck.parity.execution import Execution, execute, str_of
+from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
 from ampcheck.parity.functions import is_determined, roundings_between
 from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
@@ -52,11 +52,15 @@ Subject: TypeAlias = Side | Recorded
 def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None) -> Parity:
     """Compare two sides, or records of them. Raises `UsageError` where one of them raises."""
     a, b = _sharing(a, b)
-    if relation == "bitwise":
-        return _compare_bits(a, b)
-    runs = [execution_of(side) if isinstance(side, Recorded) else execute(side) for side in (a, b)]
+    bitwise = relation == "bitwise"
+    runs = [
+        execution_of(side) if isinstance(side, Recorded) else execute(side, trail=Trail(bits=True) if bitwise else None)
+        for side in (a, b)
+    ]
     _drop_gradients_of_one(runs)
-    parity = _other_structure(runs) or _compare_functions((a, b), runs)
+    parity = _other_structure(runs)
+    if parity is None:
+        parity = _compare_bits((a, b), runs) if bitwise else _compare_functions((a, b), runs)
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
     notes = tuple(note for run in runs for note in run.notes) + tuple(_other_dtypes(runs))
@@ -132,10 +136,10 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
     """Two functions by what they return: other objects, other results, other shapes."""
     a, b = runs
     for path in sorted(a.plain.keys() | b.plain.keys()):
-        first, second = (repr(run.plain.get(path, "nothing"))[:80] for run in runs)
+        first, second = (repr(run.plain.get(path, "nothing")) for run in runs)
         if first != second and not all(isinstance(run.plain.get(path), float) for run in runs):
             text = f"output {path}".rstrip()
-            return Parity(ANOTHER, f"{text} is {first} in a and {second} in b", key=text)
+            return Parity(ANOTHER, f"{text} is {first[:80]} in a and {second[:80]} in b", key=text)
     for key in in_order(a.results.keys() ^ b.results.keys()):
         has, lacks = (a, b) if key in a.results else (b, a)
         if not _may_be_absent(key, has.results[key], lacks):
@@ -164,14 +168,14 @@ def _other_dtypes(runs: Sequence[Execution]) -> Iterator[str]:
             yield f"{str_of(key)} is {formats[0]} in a and {formats[1]} in b"
 
 
-def _other_numbers(runs: Sequence[Execution]) -> str:
+def _other_numbers(runs: Sequence[Execution], alike: float = _ALIKE) -> str:
     """Which number of Python the two return otherwise; "" for equal ones. Where exact decides, it is that of exact."""
     a, b = (run.plain for run in runs)
     for path, first in a.items():
         second = b.get(path)
         if not isinstance(first, float) or not isinstance(second, float) or repr(first) == repr(second):
             continue
-        if not math.isclose(first, second, rel_tol=_ALIKE):
+        if not math.isclose(first, second, rel_tol=alike):
             return f"output {path}".rstrip() + f" is {first!r} in a and {second!r} in b"
     return ""
 
@@ -190,7 +194,8 @@ def _run_independently(
         is_reference = not opaque[number] and any(opaque)
         trail = Trail(shapes=EVERY_SHAPE) if is_reference else Trail()
         runs[number] = execute(side, trail=trail, independent=True, replace_opaque=judge if opaque[number] else None)
-        judge = KernelJudge(trail.records) if is_reference else judge
+        made = runs[number].trail
+        judge = KernelJudge(made.records) if is_reference and made is not None else judge
     return [runs[0], runs[1]], judge
 
 
@@ -316,18 +321,25 @@ def _pairs(runs: Sequence[Execution]) -> tuple[ResultPair, ...]:
     )
 
 
-def _compare_bits(a: Subject, b: Subject) -> Parity:
-    """Equal bits of all results, or the first op with other bits."""
-    runs = [execution_of(s) if isinstance(s, Recorded) else execute(s, trail=Trail(bits=True)) for s in (a, b)]
-    if (structure := _other_structure(runs)) is not None:
-        return structure
+def _compare_bits(sides: Sequence[Subject], runs: Sequence[Execution]) -> Parity:
+    """Equal bits of all results, as the code runs without a shadow, or the first op with other bits."""
+    if numbers := _other_numbers(runs, alike=0.0):
+        return Parity(ANOTHER, numbers)
+    plain = [
+        {key: result.value for key, result in run.results.items()}
+        if isinstance(side, Recorded)
+        else run_plainly(side).values
+        for side, run in zip(sides, runs, strict=True)
+    ]
     keys = common_keys(runs)
     for key in keys:
-        if not _same_bits(*(run.results[key].value for run in runs)):
+        if not all(key in values for values in plain) or not _same_bits(*(values[key] for values in plain)):
             at = _first_other_bits(runs)
-            text = f"{str_of(key)} has other bits; they part at {at[0] or 'no op of a'}, and at {at[1] or 'no op of b'}"
-            return Parity(ANOTHER, text, key=str_of(key), at=at, compared=len(keys))
-    return Parity(AGREE, f"{len(keys)} results have equal bits", compared=len(keys))
+            places = " and ".join(
+                str(place or f"no op that the shadow of {side} saw") for place, side in zip(at, "ab", strict=True)
+            )
+            return Parity(ANOTHER, f"{str_of(key)} has other bits; they part at {places}", key=str_of(key), at=at)
+    return Parity(AGREE, f"{len(keys)} results have equal bits")
 
 
 def _first_other_bits(runs: Sequence[Execution]) -> tuple[Where | None, Where | None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -29,6 +30,16 @@ from ampcheck.torchtools.seeds import seeded
 RESULTS = ("module", "output", "written", "buffer", "gradient")
 """Kinds of results, in the order in which they are compared: of modules that are named, what a call returns, arguments
 and buffers that it writes, gradients of arguments and parameters."""
+
+
+class OpaqueJudge(Protocol):
+    """Gives companions to what ops return that cannot be followed."""
+
+    def begin(self) -> None:
+        """A run begins, perhaps once more."""
+
+    def __call__(self, call: Call, shadow: ObservedShadow) -> None:
+        """An op has run that cannot be followed."""
 
 
 @dataclass(slots=True)
@@ -62,7 +73,7 @@ def execute(
     *,
     trail: Trail | None = None,
     independent: bool = False,
-    replace_opaque: Callable[[Call, ObservedShadow], None] | None = None,
+    replace_opaque: OpaqueJudge | None = None,
 ) -> Execution:
     """Run a side once under a shadow, on copies of its arguments, with equal seeds; its state is as before.
 
@@ -71,10 +82,14 @@ def execute(
     Raises `UsageError` for a side that raises.
     """
     run = Execution(side, trail=trail)
+    if replace_opaque is not None:
+        replace_opaque.begin()
     observer = partial(_observe, run, replace_opaque)
     try:
         with seeded(), restored(side.function):
-            _execute(run, observer, independent, judged=not independent or replace_opaque is not None)
+            compiled = _execute(run, observer, independent, judged=not independent or replace_opaque is not None)
+        if compiled and not independent:
+            run.compiled = _compiled(run)
     except NoBackwardError as error:
         again = None if trail is None else Trail(shapes=trail.shapes, bits=trail.bits)
         forward = execute(
@@ -85,9 +100,7 @@ def execute(
     return run
 
 
-def _observe(
-    run: Execution, replace_opaque: Callable[[Call, ObservedShadow], None] | None, shadow: ObservedShadow, call: Call
-) -> None:
+def _observe(run: Execution, replace_opaque: OpaqueJudge | None, shadow: ObservedShadow, call: Call) -> None:
     if is_opaque(call):
         run.opaque[call.traits.title] += 1
         if replace_opaque is not None:
@@ -98,8 +111,11 @@ def _observe(
 
 def _execute(
     run: Execution, observer: Callable[[ObservedShadow, Call], None], independent: bool, *, judged: bool
-) -> None:
-    """Run a side. judged: how often values were rounded, by which kernels are judged, is known of such a run alone."""
+) -> int:
+    """Run a side; how often it called compiled functions.
+
+    judged: how often values were rounded, by which kernels are judged, is known of such a run alone.
+    """
     side = run.side
     module = side.function if isinstance(side.function, torch.nn.Module) else None
     shadow = ObservedShadow(module, independent=independent, judge=judged, freedom=True)
@@ -126,8 +142,7 @@ def _execute(
     run.errors = tuple(with_totals(compare_shadowed(k, r.value, r.reference) for k, r in known.items() if r.reference))
     if judged:
         run.stats = _stats(run, shadow)
-    if shadow.compiled and not independent:
-        run.compiled = _compiled(run)
+    return shadow.compiled
 
 
 def str_of(key: Key) -> str:
@@ -184,10 +199,11 @@ def run_plainly(side: Side) -> Results:
         except NoBackwardError as error:
             notes = (f"gradients are not compared: {side.name} raised {error}",)
             results, plain = _run_once(replace(side, backward=False))
-    return Results({key: tensor.detach() for key, tensor in results.items()}, plain, notes)
+    return Results(results, plain, notes)
 
 
 def _run_once(side: Side) -> tuple[dict[Key, torch.Tensor], Mapping[str, object]]:
     with nullcontext() if side.backward else torch.no_grad():
         live = LiveCall(side)
-        return live.results(), live.plain
+        kept = {key: tensor.detach().clone() for key, tensor in live.results().items()}  # before buffers are restored
+        return kept, live.plain

@@ -19,7 +19,7 @@ import torch
 
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.files import write_atomically
+from ampcheck.core.files import only_writer, write_atomically
 from ampcheck.core.json_files import read_json
 from ampcheck.core.limits import Limits
 from ampcheck.core.updating import note_written
@@ -46,6 +46,9 @@ _GROUPS = 64
 _SUMS = 4.0
 """Standard deviations that a sum of noises of random signs may reach."""
 
+_PATIENCE = 60.0
+"""Seconds for which a writer waits for another."""
+
 _LINE = 8
 """Numbers in a line of a file."""
 
@@ -58,7 +61,8 @@ class Golden:
     """One result as a file keeps it: in float64, what is not finite as zero.
 
     values: all elements, or of each group a weighted sum and the norm. noise: of each of them, what float64 itself may
-    be off. nonfinite: elements that are inf, -inf and NaN. digits: decimal digits that rounding leaves of the result.
+    be off. nonfinite: elements that are inf, -inf and NaN. digits: decimal digits that rounding leaves of the result,
+    None of integers.
     """
 
     dtype: str
@@ -66,7 +70,7 @@ class Golden:
     values: tuple[float, ...]
     noise: tuple[float, ...]
     nonfinite: tuple[int, ...] = (0, 0, 0)
-    digits: float = 0.0
+    digits: float | None = None
 
 
 def golden_of(result: Result) -> Golden:
@@ -114,8 +118,9 @@ def differs(old: Golden, new: Golden) -> str:
         return f"it is {new.dtype}, and was {old.dtype}"
     if old.nonfinite != new.nonfinite:
         return f"inf, -inf and NaN are {new.nonfinite} elements in float64, and were {old.nonfinite}"
-    before, after = torch.tensor(old.values).double(), torch.tensor(new.values).double()
-    allowed = torch.maximum(torch.tensor(old.noise), torch.tensor(new.noise)).double() + 10.0**-_DIGITS * before.abs()
+    before, after = (torch.tensor(golden.values, dtype=torch.float64) for golden in (old, new))
+    noises = (torch.tensor(golden.noise, dtype=torch.float64) for golden in (old, new))
+    allowed = torch.maximum(*noises) + 10.0**-_DIGITS * before.abs()
     off = (after - before).abs()
     apart = off > 2 * allowed
     if not bool(apart.any()):
@@ -144,7 +149,7 @@ def _from_plain(fields: Mapping[str, Any]) -> Golden:
     if len(values) != len(noise):
         raise ValueError(f"{len(values)} values and {len(noise)} noises")
     shape = tuple(map(int, fields["shape"].split()))
-    return Golden(fields["dtype"], shape, values, noise, tuple(fields["nonfinite"]), float(fields["digits"]))
+    return Golden(fields["dtype"], shape, values, noise, tuple(fields["nonfinite"]), fields["digits"])
 
 
 class GoldenFile:
@@ -152,39 +157,47 @@ class GoldenFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._data: dict[str, Any] = {}
-        if path.is_file():
-            try:
-                self._data = read_json(path)
-                require_schema(self._data, str(path), "file of goldens", SCHEMA)
-            except (OSError, ValueError) as error:
-                if isinstance(error, UsageError):
-                    raise
-                raise UsageError(
-                    f"{path} cannot be read: {error}; restore it, or write it with --ampcheck-update"
-                ) from error
+        self._data = self._load()
 
-    def read(self, name: str) -> dict[str, Golden] | None:
-        """The results by their names; None for a golden that is not in the file."""
+    def _load(self) -> dict[str, Any]:
+        if not self.path.is_file():
+            return {}
+        try:
+            data: dict[str, Any] = read_json(self.path)
+            require_schema(data, str(self.path), "file of goldens", SCHEMA)
+        except UsageError:
+            raise
+        except (OSError, ValueError) as error:
+            advice = "restore it, or delete it and write it with --ampcheck-update"
+            raise UsageError(f"{self.path} cannot be read: {error}; {advice}") from error
+        return data
+
+    def read(self, name: str) -> tuple[dict[str, Golden], dict[str, Golden]] | None:
+        """The results and the arguments by their names; None for a golden that is not in the file."""
         entry = self._data.get("goldens", {}).get(name)
         if entry is None:
             return None
         try:
-            return {key: _from_plain(fields) for key, fields in entry["results"].items()}
+            results, arguments = (
+                {key: _from_plain(fields) for key, fields in entry[group].items()} for group in ("results", "arguments")
+            )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UsageError(
                 f"golden {name!r} of {self.path} is damaged ({error!r}): write it with --ampcheck-update"
             ) from error
+        return results, arguments
 
-    def write(self, name: str, results: Mapping[str, Golden]) -> None:
-        """Replace one golden, and keep the others."""
-        goldens = dict(self._data.get("goldens", {}))
+    def write(self, name: str, results: Mapping[str, Golden], arguments: Mapping[str, Golden]) -> None:
+        """Replace one golden, and keep the others, also those that other processes write."""
         where = environment()
-        kept = {key: where[key] for key in ("torch", "python", "device", "platform", "threads")}
-        goldens[name] = {"environment": kept, "results": {key: _to_plain(golden) for key, golden in results.items()}}
-        self._data = {"schema": SCHEMA, "goldens": dict(sorted(goldens.items()))}
+        groups = {"results": results, "arguments": arguments}
+        entry = {"environment": {key: where[key] for key in ("torch", "python", "device", "platform", "threads")}}
+        plain = {group: {key: _to_plain(golden) for key, golden in each.items()} for group, each in groups.items()}
         os.makedirs(self.path.parent, exist_ok=True)
-        write_atomically(self.path, json.dumps(self._data, indent=1, allow_nan=False) + "\n")
+        with only_writer(self.path, _PATIENCE):
+            goldens = {**self._load().get("goldens", {}), name: {**entry, **plain}}
+            self._data = {"schema": SCHEMA, "goldens": dict(sorted(goldens.items()))}
+            write_atomically(self.path, json.dumps(self._data, indent=1, allow_nan=False) + "\n")
         note_written(self.path, name)
 
     def made_in(self, name: str) -> str:
@@ -213,13 +226,14 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
         return replace(made, failures=tuple(failures))
     arguments = {f"argument {path}": golden_of(Result(t, _as_data(t))) for path, t in run.arguments.items()}
     if update:
-        file.write(name, results | arguments)
+        file.write(name, results, arguments)
         return replace(made, written=True)
-    recorded = file.read(name)
-    if recorded is None:
+    stored = file.read(name)
+    if stored is None:
         return made
-    changed = {key: how for key, golden in arguments.items() if (how := differs(recorded.get(key, golden), golden))}
-    recorded = {key: golden for key, golden in recorded.items() if key not in arguments}
+    recorded, given = stored
+    changed = {key: how for key in given if key in arguments and (how := differs(given[key], arguments[key]))}
+    changed |= dict.fromkeys(given.keys() ^ arguments.keys(), "it is given on one side alone")
     common = recorded.keys() & results.keys()
     differing = {key: how for key in recorded if key in common and (how := differs(recorded[key], results[key]))}
     return replace(
@@ -228,16 +242,20 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
         gone=tuple(sorted(recorded.keys() - common)),
         new=tuple(sorted(results.keys() - common)),
         differing=differing,
-        undetermined=tuple(key for key in differing if results[key].digits < -math.log10(UNKNOWABLE)),
-        digits=min(golden.digits for golden in results.values()),
+        undetermined=tuple(key for key in differing if _is_undetermined(results[key])),
+        digits=min((golden.digits for golden in results.values() if golden.digits is not None), default=None),
         opaque=tuple(run.opaque),
         changed=changed,
     )
 
 
+def _is_undetermined(golden: Golden) -> bool:
+    return golden.digits is not None and golden.digits < -math.log10(UNKNOWABLE)
+
+
 def _of_number(value: float) -> Golden:
     exact = torch.tensor(value, dtype=torch.float64)
-    return golden_of(Result(exact, Reference(exact, exact.float(), 0.0)))
+    return golden_of(Result(exact, Reference(exact, exact.float(), 2.0**-53)))
 
 
 def _as_data(tensor: torch.Tensor) -> Reference | None:

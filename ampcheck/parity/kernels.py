@@ -59,6 +59,11 @@ class KernelJudge:
         self.judged: list[KernelResult] = []
         self.unmatched: list[Where] = []
 
+    def begin(self) -> None:
+        """Forget what an earlier run gave."""
+        self.judged.clear()
+        self.unmatched.clear()
+
     def __call__(self, call: Call, shadow: ObservedShadow) -> None:
         """Judge the results of an op, and follow on from the exact values of the reference."""
         depth = max((companions.depth for companions in call.before), default=0)
@@ -100,6 +105,8 @@ def compare_kernel(
     infinite = ~exact.isfinite()
     largest = torch.finfo(value.dtype).max if not value.is_complex() else torch.inf
     misplaced = (real.isfinite() & infinite) | (~real.isfinite() & ~infinite & (exact.abs() < largest))
+    other = real.isinf() & exact.isinf() & (real != exact)
+    misplaced |= other | (real.isnan() & exact.isinf()) | (real.isinf() & exact.isnan())
     if bool(misplaced.any()):
         return (
             f"{int(misplaced.sum()):,} of {real.numel():,} elements are inf or NaN where the reference is not, or the "

@@ -20,13 +20,13 @@ import torch
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
+from ampcheck.core.json_files import tag_nonfinite, untag_nonfinite
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Scalar
 from ampcheck.facts.memory import dtype_name
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute
 from ampcheck.parity.judgement import failures_of
-from ampcheck.parity.trail import Trail
 from ampcheck.records.results import Key
 from ampcheck.shadow.compare import Result
 from ampcheck.shadow.result import Reference
@@ -41,6 +41,7 @@ class Recorded:
 
     results: by key, with exact values that follow the decisions of the run; own: the same where exact decides.
     failures: what the checks find in the run. environment: where it ran. opaque: ops that were not followed inside.
+    plain, names, notes: see `Execution`; numbers where exact decides.
     """
 
     name: str
@@ -49,14 +50,27 @@ class Recorded:
     failures: tuple[Finding, ...] = ()
     environment: Mapping[str, Scalar] = field(default_factory=dict)
     opaque: tuple[str, ...] = ()
+    plain: Mapping[str, object] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
 
 def record(side: Side, limits: Limits | None = None) -> Recorded:
     """Run a side, and keep what a comparison needs."""
     run = execute(side)
-    own = execute(side, trail=Trail(), independent=True)
+    own = execute(side, independent=True)
     failures = tuple(failures_of(run, limits or Limits()))
-    return Recorded(side.name, run.results, own.results, failures, environment(), tuple(sorted(run.opaque)))
+    return Recorded(
+        side.name,
+        run.results,
+        own.results,
+        failures,
+        environment(),
+        tuple(sorted(run.opaque)),
+        own.plain,
+        run.names,
+        tuple(run.notes),
+    )
 
 
 def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
@@ -80,6 +94,12 @@ def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
         "entries": entries,
         "run": Run(recorded.environment, recorded.failures).to_json(),
         "opaque": recorded.opaque,
+        "plain": [
+            [path, "complex", str(v)] if isinstance(v, complex) else [path, "", tag_nonfinite(v)]
+            for path, v in recorded.plain.items()
+        ],
+        "names": sorted(recorded.names),
+        "notes": recorded.notes,
     }
     content = io.BytesIO()
     numpy.savez_compressed(content, head=numpy.array(json.dumps(head)), **arrays)
@@ -97,17 +117,21 @@ def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
                 kind, title, step = entry["key"]
                 groups[entry["group"]][kind, title, step] = _result(entry, arrays, str(number))
             run = Run.from_json(head["run"])
+            plain = {path: complex(v) if kind else untag_nonfinite(v) for path, kind, v in head["plain"]}
+            names, notes, opaque = frozenset(head["names"]), tuple(head["notes"]), tuple(head["opaque"])
     except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"no recorded execution could be read from {os.fspath(path)}: {error}") from error
     failures = tuple(replace(finding, subject=name) for finding in run.findings)
-    return Recorded(name, groups["results"], groups["own"], failures, run.environment, tuple(head["opaque"]))
+    results, own = groups["results"], groups["own"]
+    return Recorded(name, results, own, failures, run.environment, opaque, plain, names, notes)
 
 
 def execution_of(recorded: Recorded, *, own: bool = False) -> Execution:
     """A record as an execution. own: with the exact values that decide themselves."""
     run = Execution(Side(recorded.name), dict(recorded.own if own else recorded.results))
+    run.plain, run.names, run.notes = recorded.plain, recorded.names, list(recorded.notes)
     run.opaque.update(recorded.opaque)
     return run
 

@@ -124,7 +124,7 @@ class GoldenComparison:
     new: tuple[str, ...] = ()
     differing: Mapping[str, str] = field(default_factory=dict)
     undetermined: tuple[str, ...] = ()
-    digits: float = 0.0
+    digits: float | None = None
     failures: tuple[Finding, ...] = ()
     opaque: tuple[str, ...] = ()
     changed: Mapping[str, str] = field(default_factory=dict)

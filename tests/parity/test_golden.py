@@ -97,3 +97,17 @@ def test_formats_signs_of_infinities_and_single_elements_count(pytester: pytest.
         pytester.makepyfile(test_values=test.format(change=change))
         arguments = ["--ampcheck-update"] if change is honest else []
         pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**outcome)
+
+
+def test_integers_and_numbers_count(pytester: pytest.Pytester) -> None:
+    test = """
+    import torch
+
+    def test_values(golden):
+        golden.check("values", lambda x: (x.sum().long() + {more}, {number}), torch.arange(4.0))
+    """
+    for more, number, outcome in ((0, 0.5, "passed"), (5, 0.5, "failed"), (0, 0.25, "failed"), (0, 0.5, "passed")):
+        pytester.makepyfile(test_values=test.format(more=more, number=number))
+        first = (more, number, outcome) == (0, 0.5, "passed") and not (pytester.path / "goldens").exists()
+        arguments = ["--ampcheck-update"] if first else []
+        pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**{outcome: 1})

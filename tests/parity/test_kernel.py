@@ -85,6 +85,13 @@ def test_float32_may_sum_in_any_order_and_devices_flush_subnormals() -> None:
     assert_kernel(flushed, lambda x: x * 1, (draw(4, 99).float(),))
 
 
+def test_an_infinity_of_the_other_sign_is_refused() -> None:
+    with pytest.raises(AssertionError, match="inf or NaN where the reference is not"):
+        assert_kernel(
+            lambda x: x.masked_fill(x > 0, -torch.inf), lambda x: x.masked_fill(x > 0, torch.inf), (draw(4, 8),)
+        )
+
+
 def test_indices_of_equal_values_that_are_selected_have_no_order() -> None:
     x = draw(8, 64).round()
     assert_kernel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,35 @@ def test_arguments_that_share_memory_do_so_in_the_copies_and_odd_tensors_are_tak
     assert_parity(lambda x: x.sum(0), lambda x: x[0] * 8, (draw(1, 8).expand(8, 8),), backward=False)
 
 
+def test_bits_are_those_of_the_run_without_a_shadow() -> None:
+    def scaled(graph: Any, inputs: Any) -> Any:
+        return lambda *args: tuple(out * 1.01 for out in graph(*args))
+
+    layer, x = nn.Linear(8, 8), draw(4, 8, dtype=torch.float32)
+    with pytest.raises(AssertionError, match="output has other bits"):
+        assert_parity(layer, torch.compile(layer, backend=scaled), (x,), relation="bitwise", backward=False)
+    with pytest.raises(AssertionError, match=r"output 1 is 1\.0 in a and 2\.0 in b"):
+        assert_parity(lambda x: (x + 1, 1.0), lambda x: (x + 1, 2.0), (x,), relation="bitwise")
+
+
+def test_state_in_buffers_and_attributes_does_not_leak_into_the_next_run() -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.factor = nn.Linear(8, 8), torch.ones(())
+            self.register_buffer("calls", torch.ones(()))
+
+        def forward(self, x: Any) -> Any:
+            self.calls.add_(1)
+            self.factor = self.factor * 0.5 + 1
+            return self.layer(x) * self.calls * self.factor
+
+    counted, x = Counted(), draw(4, 8, dtype=torch.float32)
+    assert_parity(counted, Repeat(), (x,), relation="bitwise")
+    assert_parity(counted, torch.compile(counted, backend="eager"), (x,))
+    assert (counted.calls, counted.factor) == (1, 1)
+
+
 def test_relations_ask_for_less_or_more() -> None:
     noisy, exact = PAIRS["layer_norm_by_moments"].make()[1], PAIRS["layer_norm_by_moments"].make()[0]
     args = PAIRS["layer_norm_by_moments"].make()[2]
@@ -280,6 +310,9 @@ def test_a_record_is_compared_with_what_runs_here(tmp_path: Path) -> None:
     assert compare(stored, Side("b", lambda x, w: F.rms_norm(x, (192,), w, 1e-6), NORM)).outcome == AGREE
     found = compare(stored, Side("b", lambda x, w: rms_norm(x, w, 1e-4), NORM))
     assert (found.outcome, found.key) == (ANOTHER, "output")
+    pair = Side("a", lambda x, w: (rms_norm(x, w), None, 0.5), NORM)
+    save_record(record(pair), path)
+    assert compare(load_record(path, "a"), replace(pair, name="b")).outcome == AGREE
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UsageError, match="no recorded execution could be read"):
         load_record(path, "a")

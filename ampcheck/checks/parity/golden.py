@@ -68,8 +68,7 @@ def _values(golden: GoldenComparison) -> Finding:
     if golden.differing:
         text = f"the data determine no digit of {', '.join(list(golden.differing)[:3])}"
         return CHECK.undecided(golden.name, text, hint="record a result that the data determine")
-    text = (
-        f"{golden.results} results have the exact values that were recorded; rounding leaves {golden.digits:.2g} "
-        "digits of them"
-    )
+    text = f"{golden.results} results have the exact values that were recorded"
+    if golden.digits is not None:
+        text += f"; rounding leaves {golden.digits:.2g} digits of them"
     return CHECK.passed(golden.name, text, golden.results)
