@@ -17,8 +17,8 @@ from ampcheck.core.arguments import parse_flag, parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import write_atomically
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run, Table
+from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import name_of
 from ampcheck.facts.memory import roundoff
 from ampcheck.outcome.raising import verify
@@ -89,7 +89,7 @@ def try_case(kernel: Callable[..., Any], reference: Callable[..., Any], case: Ca
         exact = execute(Side("the reference", reference, case.arguments, backward=wants, own_gradients=True))
     except UsageError as error:
         return Tried(case.name, LEFT_OUT, reason=str(error))
-    if failures := failures_of(exact, Limits()):
+    if failures := failures_of(exact, resolve_limits(None)):
         return Tried(case.name, LEFT_OUT, reason=f"the reference itself loses values: {failures[0].message}"[:300])
     if wants and not any(key[0] == "gradient" for key in exact.results):
         return Tried(case.name, LEFT_OUT, reason="; ".join(exact.notes) or "the reference gives no gradient")
@@ -225,7 +225,7 @@ def _run_of(trial: KernelTrial) -> Run:
     table = Table(f"What was tried of {trial.kernel}", columns, [astuple(tried) for tried in trial.tried], "kernel")
     counts = {f"{outcome} cases": len(trial.of(outcome)) for outcome in (PASSED, REFUSED)}
     coverage = Coverage({name: count for name, count in counts.items() if count})
-    found = findings(trial, Limits())
+    found = findings(trial, resolve_limits(None))
     return Run(trial.environment, tuple(found), coverage, (table,), title=f"kernel {trial.kernel}")
 
 

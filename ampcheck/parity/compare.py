@@ -78,8 +78,7 @@ def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
 
 def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
     """Leave gradients out where the backward pass of one side raised."""
-    lacking = [any(note.startswith("gradients are not compared") for note in run.notes) for run in runs]
-    for run in runs if any(lacking) else ():
+    for run in runs if any(run.no_backward for run in runs) else ():
         run.results = {key: result for key, result in run.results.items() if key[0] != "gradient"}
 
 
@@ -215,8 +214,8 @@ def _behind_kernels(related: Relations, runs: Sequence[Execution], kernels: Kern
     """
     ops = ", ".join(sorted({op for run in runs for op in run.opaque}))
     if kernels is None or all(run.opaque for run in runs):
-        reason = "both sides have ops that cannot be followed inside; compare each alone with plain PyTorch"
-        related.doubts += [f"{str_of(key)}: {ops}: {reason}" for key in related.differing]
+        reason = "ops that cannot be followed inside, and no other side that computes the same in PyTorch here"
+        related.doubts |= dict.fromkeys(related.differing, f"{ops}: {reason}")
         related.differing = {}
         return []
     if not kernels.unmatched:
@@ -265,17 +264,17 @@ def _agree(runs: Sequence[Execution], related: Relations, keys: Sequence[Key]) -
     outputs = [key for key in keys if key[0] not in ("gradient", "module")]
     close = {error.key for run in runs for error in run.errors if is_close(error)}
     open_ones = [key for key in outputs if key not in close and not is_determined(results[key])]
-    zero = [f"{str_of(key)}: zero, or not determined by the data" for key in open_ones]
-    doubts = related.doubts + zero
-    of_outputs = [doubt for doubt in doubts if not doubt.startswith(("gradient", "module"))]
+    doubts = related.doubts | dict.fromkeys(open_ones, "zero, or not determined by the data")
+    of_outputs = [key for key in doubts if key[0] not in ("gradient", "module")]
     numbers = any(value is not None for value in runs[0].plain.values())
+    texts = [f"{str_of(key)}: {doubts[key]}" for key in of_outputs or doubts]
     if of_outputs or not (keys or numbers) or (keys and len(doubts) >= len(keys)):
-        text = "; ".join((of_outputs or doubts)[:3]) or "no result was compared"
+        text = "; ".join(texts[:3]) or "no result was compared"
         return Parity(UNDECIDED, text, roundings=related.roundings)
     if not keys:
         return Parity(AGREE, "they return the same numbers")
     text = f"the same function; {len(keys)} results differ by at most {related.roundings:.2g} roundings"
-    return Parity(AGREE, text, roundings=related.roundings, notes=tuple(doubts))
+    return Parity(AGREE, text, roundings=related.roundings, notes=tuple(texts))
 
 
 def _wrong_kernel(

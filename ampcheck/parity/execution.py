@@ -50,7 +50,7 @@ class Execution:
     precision look at. opaque: ops that were not followed inside. trail: where it was asked for, with the record of each
     result in `records`. plain: numbers, texts and None that the call returned, by path. names: parameters and buffers
     that it has. arguments: as they were given. compiled: errors of the results of compiled code, which the shadow runs
-    in eager mode. notes: what else is to be known of the comparison.
+    in eager mode. notes: what else is to be known of the comparison. no_backward: its backward pass raises.
     """
 
     side: Side
@@ -66,6 +66,7 @@ class Execution:
     arguments: Mapping[str, torch.Tensor] = field(default_factory=dict)
     compiled: tuple[ResultError, ...] = ()
     notes: list[str] = field(default_factory=list)
+    no_backward: bool = False
 
 
 def execute(
@@ -96,6 +97,7 @@ def execute(
             replace(side, backward=False), trail=again, independent=independent, replace_opaque=replace_opaque
         )
         forward.notes.append(f"gradients are not compared: {side.name} raised {error}")
+        forward.no_backward = True
         return forward
     return run
 

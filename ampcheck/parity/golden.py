@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
+from ampcheck.checks import findings
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import only_writer, write_atomically
 from ampcheck.core.json_files import read_json
-from ampcheck.core.limits import Limits
-from ampcheck.core.updating import note_written
+from ampcheck.core.run import Coverage, Run
+from ampcheck.core.settings import resolve_limits
+from ampcheck.core.updating import is_updating, note_written
 from ampcheck.facts.memory import roundoff
 from ampcheck.facts.norms import finite_parts, real_parts
 from ampcheck.parity.calls import Side
@@ -206,6 +208,14 @@ class GoldenFile:
         return f"torch {where.get('torch', '?')}, {where.get('platform', '?')}"
 
 
+def judge_golden(path: Path, name: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Run:
+    """The run of `function(*args, **kwargs)` beside its golden, which is written where files are updated."""
+    runs = run_for_golden(name, function, args, kwargs)
+    compared = compare_golden(GoldenFile(path), name, runs, update=is_updating())
+    coverage = Coverage({"results": compared.results})
+    return Run(environment(), tuple(findings(compared, resolve_limits(None))), coverage, title=f"golden {name}")
+
+
 def run_for_golden(
     name: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Execution, Execution]:
@@ -222,7 +232,7 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
     if not results:
         raise UsageError(f"golden {name!r} needs tensors; found {run.plain!r:.80}")
     made = GoldenComparison(name, f"{file.path.parent.name}/{file.path.name}", results=len(results))
-    if failures := failures_of(run, Limits()):
+    if failures := failures_of(run, resolve_limits(None)):
         return replace(made, failures=tuple(failures))
     arguments = {f"argument {path}": golden_of(Result(t, _as_data(t))) for path, t in run.arguments.items()}
     if update:

@@ -23,6 +23,7 @@ from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import tag_nonfinite, untag_nonfinite
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Scalar
+from ampcheck.core.settings import resolve_limits
 from ampcheck.facts.memory import dtype_name
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute
@@ -59,7 +60,7 @@ def record(side: Side, limits: Limits | None = None) -> Recorded:
     """Run a side, and keep what a comparison needs."""
     run = execute(side)
     own = execute(side, independent=True)
-    failures = tuple(failures_of(run, limits or Limits()))
+    failures = tuple(failures_of(run, resolve_limits(limits)))
     return Recorded(
         side.name,
         run.results,

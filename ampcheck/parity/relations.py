@@ -17,14 +17,14 @@ class Relations:
     """How the results of two executions relate.
 
     differing: by key, by how much two functions part. alike: results that part by less than float32 shows. rounded:
-    those that part by roundings of data which one side alone holds. doubts: why a result decides nothing. roundings:
-    the largest distance of two results.
+    those that part by roundings of data which one side alone holds. doubts: by key, why a result decides nothing.
+    roundings: the largest distance of two results.
     """
 
     differing: dict[Key, str] = field(default_factory=dict)
     alike: list[Key] = field(default_factory=list)
     rounded: list[Key] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    doubts: dict[Key, str] = field(default_factory=dict)
     roundings: float = 0.0
 
 
@@ -56,7 +56,7 @@ def relate_results(runs: Sequence[Execution], keys: Iterable[Key], coarsest: flo
         elif how == ROUNDED:
             related.rounded.append(key)
         elif how == UNDETERMINED:
-            related.doubts.append(f"{str_of(key)}: the data determine nothing of it")
+            related.doubts[key] = "the data determine nothing of it"
         else:
             related.differing[key] = how
     return related
@@ -90,7 +90,7 @@ def ordered_otherwise(related: Relations, runs: Sequence[Execution]) -> Iterator
             same = key[0] == "gradient" and _are_reordered(a, b, key)
         if same:
             del related.differing[key]
-            yield f"equal values, of which none is the first, are ordered otherwise in {str_of(key)}"
+            yield f"equal values, which are tied, are ordered differently in {str_of(key)}"
 
 
 def _are_reordered(a: Execution, b: Execution, key: Key) -> bool:
@@ -108,7 +108,7 @@ def explained_by_tables(related: Relations, coarsest: float) -> Iterator[str]:
     if coarsest <= JUDGED_UNIT:
         yield f"tables in float32 that one side alone holds explain the difference in {result}"
         return
-    related.doubts.append(
-        f"{result}: one side holds weights or tables in 16 bits that the other does not, and rounding them explains "
-        "the difference; make both from the same numbers"
+    related.doubts[related.rounded[0]] = (
+        "one side holds weights or tables in 16 bits that the other does not, and rounding them explains the "
+        "difference; make both from the same numbers"
     )

@@ -32,22 +32,13 @@ class GoldenChecks:
         tensor.
         """
         __tracebackhide__ = True
-        from ampcheck.checks import findings
-        from ampcheck.core.environment import environment
         from ampcheck.core.errors import UsageError
-        from ampcheck.core.limits import Limits
-        from ampcheck.core.run import Coverage, Run
-        from ampcheck.core.updating import is_updating
         from ampcheck.outcome.raising import verify
-        from ampcheck.parity.golden import GoldenFile, compare_golden, run_for_golden
+        from ampcheck.parity.golden import judge_golden
 
         if not callable(function):
             raise UsageError(
                 f"golden.check takes what computes the result, as golden.check({name!r}, model, inputs), and runs it "
                 f"in float64 too; found {type(function).__name__}"
             )
-        title = f"{self._test}: {name}"
-        runs = run_for_golden(title, function, args, kwargs)
-        compared = compare_golden(GoldenFile(self._path), title, runs, update=is_updating())
-        coverage = Coverage({"results": compared.results})
-        return verify(Run(environment(), tuple(findings(compared, Limits())), coverage, title=f"golden {title}"))
+        return verify(judge_golden(self._path, f"{self._test}: {name}", function, args, kwargs))
