@@ -64,7 +64,7 @@ def _whatif(options: argparse.Namespace) -> int:
             progress=progress,
         )
     run = accept(run_of(what), load_settings())
-    tables = run.tables if options.verbose else (run.tables[:1] + run.tables[-1:] if options.front else run.tables[:1])
+    tables = run.tables if options.verbose else run.tables[:1] + (run.tables[-1:] if what.front else ())
 
     def show() -> None:
         print_report(run, tables, verbose=options.verbose)

@@ -25,11 +25,13 @@ class ProductLoss:
     @property
     def decibels(self) -> float:
         """Signal to noise of the whole or of half its rows, whichever is worse."""
-        return decibels(max(self.noise, self.of_rows))
+        return min(decibels(self.noise), decibels(self.of_rows))
 
 
 def decibels(noise: float) -> float:
-    """The signal to noise ratio of a relative error, in dB."""
+    """The signal to noise ratio of a relative error, in dB; of NaN none, as of infinity."""
+    if math.isnan(noise):
+        return -math.inf
     return -20 * math.log10(noise) if noise > 0 else math.inf
 
 

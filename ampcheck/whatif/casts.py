@@ -63,6 +63,8 @@ def cast(
     amax: of earlier calls, in place of its own. generator: for stochastic rounding and the signs of a Hadamard
     transform, equal ones for both operands. shares: count what saturates and what becomes zero.
     """
+    if not x.numel():
+        return Cast(x.float())
     blocks = in_blocks(x.float(), operand.block)
     largest = blocks.abs().amax(dim=(1, 3), keepdim=True) if amax is None else amax.float().expand(1, 1, 1, 1)
     factor, back = _SCALES[operand.scale](largest.clamp(min=operand.least), operand.element)

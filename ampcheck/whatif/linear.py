@@ -1,14 +1,16 @@
 """The three products of each linear layer of a run, computed as a recipe has it, or beside it.
 
-Layers are `nn.Linear`, and whatever else multiplies its input by a matrix of its own: `linear`, `addmm`, `mm` and
-`matmul` with a two-dimensional parameter. A layer is named by the module that runs, as filters of torchao name it.
+Layers are `nn.Linear`, and whatever else multiplies its input by a matrix of the model: `linear`, also within
+`nn.MultiheadAttention`, and `addmm`, `mm` and `matmul` with a parameter or a view of one. Other products with
+parameters are counted. A layer is named by the module that runs, as filters of torchao name it; all matrices that a
+module multiplies by are one layer.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,21 +18,36 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.records.whatif import ProductLoss
+from ampcheck.torchtools.composite import body_of
+from ampcheck.torchtools.pytree import tensors
+from ampcheck.torchtools.storage import storage_number
 from ampcheck.whatif.casts import cast, transformed
 from ampcheck.whatif.recipes import Operand, Recipe
 
 _LINEAR = torch.nn.functional.linear
 _ADDMM = (torch.addmm, torch.Tensor.addmm)
 _MATMUL = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
-_BATCHED = (torch.bmm, torch.Tensor.bmm, torch.baddbmm)
+_BADDBMM = (torch.baddbmm, torch.Tensor.baddbmm)
+_BATCHED = "batched products of weights"
+_COUNTED = {
+    **dict.fromkeys((*_ADDMM, *_MATMUL, torch.linalg.multi_dot), "products of weights"),
+    **dict.fromkeys((torch.mv, torch.Tensor.mv, torch.inner, torch.Tensor.inner), "products of weights"),
+    **dict.fromkeys((torch.bmm, torch.Tensor.bmm, *_BADDBMM), _BATCHED),
+    getattr(torch.nn.functional, "grouped_mm", torch.bmm): _BATCHED,  # PyTorch 2.10
+    torch.einsum: "einsum of weights",
+    torch.tensordot: "tensordot of weights",
+    torch.nn.functional.bilinear: "bilinear forms of weights",
+}
+"""Functions that multiply, with the reason by which `unseen` counts those of weights that are no linear layer."""
 
 
 class Products:
     """What computes the products of layers.
 
     choice: the recipe of each module; others compute in float32. observed: recipes whose errors are measured beside
-    each product, in `losses`, by recipe, module and product. weights: the elements of a layer's matrices, by module;
-    multiplications: of each layer, in all three products; unseen: products that are left as they are, by reason.
+    each product, in `losses`, by recipe, module and product, of the worst call and matrix. weights: the elements of a
+    layer's matrices, by module; multiplications: of each layer, in all three products; unseen: products that are left
+    as they are, by reason.
     """
 
     def __init__(self, choice: Mapping[str, Recipe] | None = None, observed: Sequence[Recipe] = ()) -> None:
@@ -39,33 +56,44 @@ class Products:
         self.weights: dict[str, int] = {}
         self.multiplications = Counter[tuple[str, str]]()
         self.unseen = Counter[str]()
-        self._amax: dict[tuple[str, str, str, int], list[torch.Tensor]] = {}
+        self._amax: dict[tuple[object, ...], list[torch.Tensor]] = {}
         self._calls = Counter[tuple[str, str]]()
-        self._matrices = set[tuple[str, int, torch.Size]]()
+        self._matrices: dict[tuple[str, object], int] = {}
 
-    def add_matrix(self, module: str, weight: torch.Tensor) -> None:
-        """Count a matrix once, of the several that a module of experts has."""
-        key = module, weight.data_ptr(), weight.shape
-        if key not in self._matrices:
-            self._matrices.add(key)
-            self.weights[module] = self.weights.get(module, 0) + weight.numel()
+    def add_matrix(self, module: str, matrix: object, elements: int) -> int:
+        """The number of a matrix among those of the model; its elements are counted once in each module."""
+        if (module, matrix) not in self._matrices:
+            self.weights[module] = self.weights.get(module, 0) + elements
+        return self._matrices.setdefault((module, matrix), len(self._matrices))
 
-    def compute(self, module: str, product: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """`a @ b.T`, of matrices that share their second dimension: in float32, and of float64 in float64."""
+    def compute(self, module: str, product: str, a: torch.Tensor, b: torch.Tensor, matrix: int = 0) -> torch.Tensor:
+        """`a @ b.T`, of matrices that share their second dimension: in float32, and of float64 in float64.
+
+        matrix: the number of the layer's matrix, each of which has its own history of scales.
+        """
         self._calls[module, product] += 1
         self.multiplications[module, product] += a.shape[0] * a.shape[1] * b.shape[0]
         recipe, empty = self.choice.get(module), not (a.numel() and b.numel())  # an expert may get no token
         if recipe is not None and recipe[product] is not None and not empty:
-            return self._narrow(recipe, module, product, a, b)[0]
+            return self._narrow(recipe, module, product, a, b, matrix)[0]
         wide = torch.promote_types(a.dtype, torch.float32)
         exact = a.to(wide) @ b.to(wide).T
         for recipe in self.observed:
             if recipe[product] is not None and not empty:
-                self._compare(recipe, module, product, a, b, exact)
+                narrow = self._narrow(recipe, module, product, a, b, matrix, shares=True)
+                self._compare((recipe.name, module, product), exact, *narrow)
         return exact
 
     def _narrow(
-        self, recipe: Recipe, module: str, product: str, a: torch.Tensor, b: torch.Tensor, *, shares: bool = False
+        self,
+        recipe: Recipe,
+        module: str,
+        product: str,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        matrix: int,
+        *,
+        shares: bool = False,
     ) -> tuple[torch.Tensor, float, float]:
         operands = recipe[product]
         assert operands is not None
@@ -75,12 +103,12 @@ class Products:
             generator = torch.Generator(x.device).manual_seed(seed)
             if operand.hadamard:
                 x = transformed(x, operand.hadamard, torch.Generator().manual_seed(seed))
-            amax = self._earlier(operand, (recipe.name, module, product, number), x) if operand.history else None
+            amax = self._earlier(operand, (recipe.name, matrix, product, number), x) if operand.history else None
             casts.append(cast(x, operand, amax=amax, generator=generator, shares=shares))
         saturated, flushed = (max(values) for values in zip(*(c[1:] for c in casts), strict=True))
         return casts[0].values @ casts[1].values.T, saturated, flushed
 
-    def _earlier(self, operand: Operand, key: tuple[str, str, str, int], x: torch.Tensor) -> torch.Tensor:
+    def _earlier(self, operand: Operand, key: tuple[object, ...], x: torch.Tensor) -> torch.Tensor:
         """The largest amax of the calls before this one; of the first call its own."""
         history = self._amax.setdefault(key, [])
         now = x.abs().amax()
@@ -90,17 +118,15 @@ class Products:
         return largest
 
     def _compare(
-        self, recipe: Recipe, module: str, product: str, a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor
+        self, key: tuple[str, str, str], exact: torch.Tensor, narrow: torch.Tensor, saturated: float, flushed: float
     ) -> None:
-        narrow, saturated, flushed = self._narrow(recipe, module, product, a, b, shares=True)
         size, error = exact.double().square().sum(1), (narrow - exact).double().square().sum(1)
-        rows = size > 0
+        rows = size != 0  # also where it is NaN
         if not rows.any():
             return
         noise, of_rows = (error.sum() / size.sum()).sqrt(), (error[rows] / size[rows]).sqrt().median()
         loss = ProductLoss(float(noise), float(of_rows), saturated, flushed)
-        key = recipe.name, module, product
-        if key not in self.losses or not loss.noise <= self.losses[key].noise:
+        if key not in self.losses or loss.decibels < self.losses[key].decibels:
             self.losses[key] = loss
 
 
@@ -108,25 +134,28 @@ class _Linear(torch.autograd.Function):
     """`input @ weight.T` and its gradients by `Products`; the results have the dtypes of the run."""
 
     @staticmethod
-    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, products: Products, module: str) -> torch.Tensor:
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, products: Products, module: str, matrix: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
-        ctx.products, ctx.module = products, module
+        ctx.products, ctx.module, ctx.matrix = products, module, matrix
         with _plain(input.device.type):
-            output = products.compute(module, "forward", input.reshape(-1, input.shape[-1]), weight)
+            output = products.compute(module, "forward", input.reshape(-1, input.shape[-1]), weight, matrix)
         return output.to(input.dtype).reshape(*input.shape[:-1], weight.shape[0])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         grad, rows = gradients[0].reshape(-1, weight.shape[0]), input.reshape(-1, input.shape[-1])
         of_input = of_weight = None
         with _plain(input.device.type):
             if ctx.needs_input_grad[0]:
-                of_input = ctx.products.compute(ctx.module, "grad_input", grad, weight.T)
+                of_input = ctx.products.compute(ctx.module, "grad_input", grad, weight.T, ctx.matrix)
                 of_input = of_input.to(input.dtype).reshape(input.shape)
             if ctx.needs_input_grad[1]:
-                of_weight = ctx.products.compute(ctx.module, "grad_weight", grad.T, rows.T).to(weight.dtype)
-        return of_input, of_weight, None, None
+                of_weight = ctx.products.compute(ctx.module, "grad_weight", grad.T, rows.T, ctx.matrix)
+                of_weight = of_weight.to(weight.dtype)
+        return of_input, of_weight, None, None, None
 
 
 @contextmanager
@@ -137,21 +166,18 @@ def _plain(device: str) -> Iterator[None]:
 
 
 class LinearMode(TorchFunctionMode):
-    """Inside, the linear layers of a model compute by `Products`.
-
-    layers: of these modules alone, None for all.
-    """
+    """Inside, the linear layers of a model compute by `Products`."""
 
     def __init__(self, model: torch.nn.Module, products: Products) -> None:
         super().__init__()
         self._model, self._products = model, products
-        self._running: list[tuple[str, Collection[int]]] = []
+        self._running: list[str] = []
+        self._weights = {storage_number(parameter) for parameter in model.parameters()} - {None}
         self._stack = ExitStack()
 
     def __enter__(self) -> LinearMode:
         for name, module in self._model.named_modules():
-            own = {id(parameter) for parameter in module.parameters(recurse=False)}
-            self._stack.callback(module.register_forward_pre_hook(self._enters(name, own), prepend=True).remove)
+            self._stack.callback(module.register_forward_pre_hook(self._enters(name), prepend=True).remove)
             self._stack.callback(module.register_forward_hook(self._leaves, always_call=True).remove)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -160,9 +186,9 @@ class LinearMode(TorchFunctionMode):
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self._stack.close()
 
-    def _enters(self, name: str, own: Collection[int]) -> Callable[..., None]:
+    def _enters(self, name: str) -> Callable[..., None]:
         def enter(*_: object) -> None:
-            self._running.append((name, own))
+            self._running.append(name)
 
         return enter
 
@@ -175,18 +201,43 @@ class LinearMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is _LINEAR:
             return self._linear(*args, **kwargs)
-        if func in _ADDMM and not kwargs and self._is_own(args[2]):
-            return self._linear(args[1], args[2].T, args[0])
-        if func in _MATMUL and not kwargs and self._is_own(args[1]):
-            return self._linear(args[0], args[1].T)
-        if func in _BATCHED and any(self._is_own(arg, dims=3) for arg in args):
-            self._products.unseen["batched products of weights"] += 1
+        if func in _COUNTED:
+            return self._product(func, args, kwargs)
+        body = body_of(func)
+        if body is None:
+            return func(*args, **kwargs)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return body(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _product(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A product, which is a linear layer where one of two operands is a matrix of the model."""
+        layer = None if kwargs else self._as_layer(func, args)
+        if layer is not None:
+            return layer
+        factors = args[1:] if func in (*_ADDMM, *_BADDBMM) else args
+        weights = [factor for _, factor in tensors((factors, kwargs)) if self._is_weight(factor)]
+        if weights:
+            batched = func in _MATMUL and max(weight.dim() for weight in weights) > 2
+            self._products.unseen[_BATCHED if batched else _COUNTED[func]] += 1
         return func(*args, **kwargs)
 
-    def _is_own(self, value: object, dims: int = 2) -> bool:
-        """Whether a matrix is a parameter of the module that runs."""
-        own = self._running[-1][1] if self._running else ()
-        return isinstance(value, torch.Tensor) and value.dim() == dims and id(value) in own
+    def _as_layer(self, func: Any, args: Sequence[Any]) -> torch.Tensor | None:
+        if func not in (*_ADDMM, *_MATMUL):
+            return None
+        *bias, a, b = args
+        of_model = [self._is_weight(factor) for factor in (a, b)]
+        if of_model == [False, True] and b.dim() == 2:
+            return self._linear(a, b.T, *bias)
+        if of_model == [True, False] and a.dim() == b.dim() == 2 and not bias:
+            return self._linear(b.T, a).T
+        return None
+
+    def _is_weight(self, value: torch.Tensor) -> bool:
+        """Whether a tensor is a parameter of the model, or a view of one."""
+        return bool(self._running) and storage_number(value) in self._weights
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         device, matrix = input.device.type, weight
@@ -194,7 +245,10 @@ class LinearMode(TorchFunctionMode):
             input, weight = (t.to(torch.get_autocast_dtype(device)) for t in (input, weight))
         if weight.dim() != 2 or not self._running or input.dtype is not weight.dtype or not input.is_floating_point():
             return _LINEAR(input, weight, bias)
-        module = self._running[-1][0]
-        self._products.add_matrix(module, matrix)
-        output: torch.Tensor = _Linear.apply(input, weight, self._products, module)  # type: ignore[no-untyped-call]
+        module = self._running[-1]
+        place = storage_number(matrix), matrix.storage_offset()
+        # What each call computes anew, such as a weight with a norm, is one matrix.
+        key = place if self._is_weight(matrix) else matrix.shape
+        number = self._products.add_matrix(module, key, matrix.numel())
+        output: torch.Tensor = _Linear.apply(input, weight, self._products, module, number)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from ampcheck.torchtools.copying import forward_through, prepare
 from ampcheck.torchtools.private import run_backward
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
+from ampcheck.torchtools.snapshot import preserved_objects
 from ampcheck.whatif.linear import LinearMode, Products
 from ampcheck.whatif.recipes import PRODUCTS, Recipe
 
@@ -29,10 +31,12 @@ class Execution:
     def error(self, reference: Execution) -> float:
         """The distance from another run's results over their norm; infinite where a result is lacking or not finite."""
         if self.results.keys() != reference.results.keys():
-            return float("inf")
+            return math.inf
         size = sum(float(t.square().sum()) for t in reference.results.values())
         distance = sum(float((self.results[k] - t).square().sum()) for k, t in reference.results.items())
-        return float(distance**0.5 / size**0.5) if size and distance == distance else float("inf")
+        if not math.isfinite(size) or not math.isfinite(distance):
+            return math.inf
+        return math.sqrt(distance / size) if size else (math.inf if distance else 0.0)
 
 
 class Runner:
@@ -52,13 +56,13 @@ class Runner:
             raise UsageError(f"{subject.name} must be a module: layers are named by their modules; found a function")
         self._subject, self._calls, self._blocks, self._dtype = subject, prepared.calls, prepared.blocks, dtype
         self.root: torch.nn.Module = prepared.root
-        self._buffers = {name: buffer.clone() for name, buffer in self.root.named_buffers()}
 
     def run(self, products: Products | None = None) -> Execution:
         """All calls, one after the other; gradients add up. Without products nothing is emulated."""
-        self._restore()
+        for parameter in self.root.parameters():
+            parameter.grad = None
         try:
-            with seeded():
+            with preserved_objects(self.root, self._calls), seeded():
                 if products is None:
                     return self._run()
                 with LinearMode(self.root, products):
@@ -67,13 +71,6 @@ class Runner:
             raise
         except BaseException as error:  # the user's model may raise anything
             raise UsageError(f"{self._subject.name} raised {brief(as_result(error))}") from error
-
-    def _restore(self) -> None:
-        for name, buffer in self.root.named_buffers():
-            if name in self._buffers:
-                buffer.copy_(self._buffers[name])
-        for parameter in self.root.parameters():
-            parameter.grad = None
 
     def _run(self) -> Execution:
         losses, outputs = list[float](), dict[str, torch.Tensor]()

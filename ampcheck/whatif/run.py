@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -243,8 +244,8 @@ def _weights(what: WhatIf) -> dict[str, int]:
 
 def filter_text(what: WhatIf, budget: float) -> str:
     """Python text of the filter functions, one for each recipe, by which torchao converts the layers of the verified
-    choice that has the least error with at most `budget` bits per weight; "" where none has so few."""
-    points = [point for point in what.front if point.bits <= budget + 1e-9]
+    choice that has the least error with at most `budget` bits per weight; "" where none with so few is finite."""
+    points = [p for p in what.front if p.bits <= budget + 1e-9 and math.isfinite(p.measured)]
     if not points:
         return ""
     best = min(points, key=lambda point: point.measured)
@@ -252,13 +253,23 @@ def filter_text(what: WhatIf, budget: float) -> str:
         f"# {what.subject}: {best.bits:.2f} bits per weight, gradients off by {best.measured:.2g} of their norm",
         f"# in 16 bits: {', '.join(best.kept(_weights(what))) or 'none'}",
     ]
-    for recipe in sorted(set(best.choice.values())):
+    for recipe, name in _identifiers(best.choice.values()).items():
         modules = [module for module in _weights(what) if best.choice.get(module) == recipe]
-        name = recipe.replace("-", "_")
         lines += ["", f"{name.upper()} = {{"]
         lines += [f"    {module!r}," for module in modules]
         lines += ["}", "", f"def {name}_filter_fn(module, fqn):", f"    return fqn in {name.upper()}"]
     return "\n".join(lines)
+
+
+def _identifiers(recipes: Iterable[str]) -> dict[str, str]:
+    """Names of recipes as Python has names, each another one."""
+    names = dict[str, str]()
+    for recipe in sorted(set(recipes)):
+        name = re.sub(r"\W|^(?=\d|$)", "_", recipe, flags=re.ASCII)
+        while name.upper() in {other.upper() for other in names.values()}:
+            name += "_"
+        names[recipe] = name
+    return names
 
 
 def _chart(what: WhatIf) -> Chart:

@@ -45,6 +45,14 @@ def test_a_budget_that_no_choice_keeps_gives_no_filter(target: str, capsys: pyte
     assert "# no choice has so few as 6 bits per weight" in capsys.readouterr().out
 
 
+def test_a_model_without_linear_layers_has_one_table(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("net.py").write_text(
+        MODEL.format(scale=1.0).replace("nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)", "nn.ReLU()")
+    )
+    assert main(["whatif", target]) == 0
+    assert capsys.readouterr().out.count("All linear layers in a recipe") == 1
+
+
 def test_a_lost_layer_is_a_warning_and_fails_nothing(tmp_path: Path, target: str) -> None:
     (tmp_path / "net.py").write_text(MODEL.format(scale=1e8))
     assert main(["whatif", target, "--recipe", "tensorwise", "--no-front", "-v", "--html", "page.html"]) == 0

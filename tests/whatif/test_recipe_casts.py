@@ -74,6 +74,7 @@ def test_zeros_stay_zeros_and_shapes_that_are_no_multiple_are_kept() -> None:
             values = cast(torch.zeros(5, 33), operand).values
             assert values.shape == (5, 33)
             assert not values.any()
+            assert [cast(torch.ones(shape), operand).values.shape for shape in ((0, 8), (8, 0))] == [(0, 8), (8, 0)]
 
 
 def test_what_saturates_and_what_becomes_zero_is_counted() -> None:

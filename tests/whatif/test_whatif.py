@@ -9,9 +9,10 @@ from torch import nn
 
 import ampcheck
 from ampcheck.core.run import Run, Verdict
+from ampcheck.records.whatif import FormatLoss, LayerLoss, Point, WhatIf
 from ampcheck.whatif import RECIPES, Recipe, filter_text, measure, whatif
-from ampcheck.whatif.casts import cast
 from ampcheck.whatif.linear import LinearMode, Products
+from ampcheck.whatif.recipes import ALL, Operand
 
 WIDE = Recipe("wide", None)
 
@@ -43,7 +44,16 @@ def test_without_a_recipe_a_run_is_as_it_was() -> None:
     assert products.weights == {"0": 512, "2": 1024, "4": 128}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def by_pytorch(x: torch.Tensor, operand: Operand) -> torch.Tensor:
+    """A scaled matrix in an 8-bit dtype of PyTorch and back, of operands whose scales are float32 of rows or of all."""
+    dtype = getattr(torch, operand.format)
+    largest = x.abs().amax() if operand.block == (ALL, ALL) else x.abs().amax(1, keepdim=True)
+    factor = (torch.finfo(dtype).max / largest.double()).float()
+    factor = torch.exp2(factor.log2().floor()) if operand.scale == "power of two" else factor
+    return (x * factor).to(dtype).float() / factor
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "current", "delayed"])
 def test_the_products_of_a_layer_are_those_of_its_cast_operands(name: str) -> None:
     layer, x = nn.Linear(32, 8), torch.randn(16, 32, requires_grad=True)
     upstream = torch.randn(16, 8)
@@ -58,9 +68,7 @@ def test_the_products_of_a_layer_are_those_of_its_cast_operands(name: str) -> No
     results = {"forward": output.detach() - layer.bias.detach(), "grad_input": x.grad, "grad_weight": layer.weight.grad}
     for product, (a, b) in operands.items():
         recipe = RECIPES[name][product]
-        if recipe is None or recipe[0].stochastic:
-            continue
-        expected = cast(a, recipe[0]).values @ cast(b, recipe[1]).values.T
+        expected = by_pytorch(a, recipe[0]) @ by_pytorch(b, recipe[1]).T if recipe else a @ b.T
         torch.testing.assert_close(results[product], expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(layer.bias.grad, upstream.sum(0))
 
@@ -97,6 +105,78 @@ def test_experts_of_one_module_are_one_layer_with_all_their_weights() -> None:
     with LinearMode(experts := Experts(), products):
         experts(inputs())
     assert products.weights == {"": 3 * 8 * 16}
+
+
+class Projections(nn.Module):
+    """Two matrices of its own, the one of a child, and products that are no linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 16)), nn.Parameter(torch.randn(16, 8) * 100)
+        self.vector, self.child = nn.Parameter(torch.randn(8)), nn.Embedding(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.up.T + (self.up @ x.T).T
+        kept = torch.einsum("ni,io->no", x, self.down) + torch.tensordot(x, self.down, 1)
+        return (y + kept) @ self.child.weight.T + (y @ self.vector)[:, None] + (self.down @ self.up).sum()
+
+
+def test_views_of_weights_are_layers_and_other_products_of_weights_are_counted() -> None:
+    net, products = Projections(), Products({"": RECIPES["nvfp4"]})
+    gradients(net, inputs(), products)
+    assert products.weights == {"": 8 * 16 + 4 * 8}
+    assert products.unseen == {"einsum of weights": 1, "tensordot of weights": 1, "products of weights": 2}
+    pairs = zip(gradients(net, inputs(), Products()), gradients(net, inputs(), None), strict=True)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-3 * float(b.abs().max())) for a, b in pairs)
+    (skipped,) = whatif((Weighted(), inputs()), "nvfp4").findings
+    assert skipped.message == "no linear layer ran; not emulated: 1 einsum of weights"
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ni,io->no", x, self.weight)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_of_pytorch_is_a_layer_with_its_four_matrices(training: bool) -> None:
+    attention, products = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0).train(training), Products()
+    exact = gradients(attention, x := inputs()[:, None], None)
+    torch.testing.assert_close(gradients(attention, x, products), exact, rtol=1e-4, atol=1e-6)
+    assert products.weights == {"self_attn": 4 * 16 * 16, "linear1": 16 * 32, "linear2": 32 * 16}
+    narrow = gradients(attention, x, Products({"self_attn": RECIPES["nvfp4"]}))
+    assert all(
+        0 < float((a - b).norm() / b.norm()) < 0.5 for a, b in zip(narrow, exact, strict=True) if b.norm() > 1e-4
+    )
+
+
+def test_two_matrices_of_a_module_have_scales_and_bits_of_their_own() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.small, self.large = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(16, 4) * 1e4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.small @ self.large
+
+    torch.manual_seed(0)
+    calls = (Two(), [inputs(), inputs()])
+    what = measure(calls, ["current", "delayed"], budget=8)
+    current, delayed = what.losses
+    assert current.error == pytest.approx(delayed.error)  # each matrix by its own earlier amax, not by the other's
+    assert [(layer.module, layer.weights) for layer in delayed.layers] == [("", 16 * 20)]
+    assert {point.bits for point in what.front} == {8.0, 16.0}
+
+
+def test_a_weight_that_each_call_computes_is_counted_once() -> None:
+    net, products = nn.utils.parametrizations.weight_norm(nn.Linear(16, 4)), Products()
+    with LinearMode(net, products):
+        held = [net(inputs()) for _ in range(3)]
+    assert len(held) == 3
+    assert products.weights == {"": 64}
 
 
 def test_what_no_recipe_can_narrow_is_left_as_it_is() -> None:
@@ -168,6 +248,17 @@ def test_a_front_ends_at_both_ends_and_its_choices_are_measured() -> None:
     assert all(0.5 < point.measured / point.predicted < 2 for point in mixed[1:])
 
 
+def test_filters_have_names_that_python_takes() -> None:
+    rows = (Operand("float8_e5m2", block=(1, ALL)), Operand("float8_e5m2", block=(1, ALL)))
+    own = [Recipe(name, rows, rows, rows) for name in ("e5m2 by rows", "e5m2-by-rows", "8 bits")]
+    choice = dict(zip("abc", (recipe.name for recipe in own), strict=True))
+    layers = tuple(LayerLoss(module, 4, {}) for module in choice)
+    what = WhatIf("net", (FormatLoss("net", "", 8, layers, 0.1),), (Point("mixed", 8, choice, 0.1, 0.1),))
+    exec(filter_text(what, 8), namespace := dict[str, object]())
+    filters = [value for key, value in namespace.items() if key.endswith("_filter_fn")]
+    assert [[module for module in "abc" if accepts(None, module)] for accepts in filters] == [["c"], ["a"], ["b"]]  # type: ignore[operator]
+
+
 def test_a_filter_converts_the_layers_of_the_budget() -> None:
     what = measure((model(), inputs()), ["mxfp8", "nvfp4"], budget=9.0)
     text, namespace = filter_text(what, 9.0), dict[str, object]()
@@ -192,6 +283,40 @@ def test_the_user_s_model_is_as_before() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_each_run_starts_from_the_same_state() -> None:
+    class Stateful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.calls, self.seen = nn.Linear(16, 4), 0, [1.0]
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls, self.scale = self.calls + 1, self.scale * 2
+            self.seen.append(self.calls * 2.0)
+            return self.inner(x.mul_(2)) * self.scale * sum(self.seen)
+
+    what = measure((Stateful(), inputs()), [WIDE, "rowwise"])
+    assert what.losses[0].error == 0
+    assert what.losses[0].loss == what.losses[0].reference
+
+
+def test_a_run_that_is_not_finite_is_a_warning() -> None:
+    x = inputs()
+    x[3] = torch.inf
+    for net in (model(), nn.Sequential(Weighted(), nn.Linear(8, 4))):
+        run = whatif((net, x), ["rowwise", "nvfp4"])
+        assert {finding.verdict for finding in run.findings} == {Verdict.WARN}
+        assert not run.of(Verdict.PASS)
+
+
+def test_a_layer_of_zeros_has_nothing_to_lose() -> None:
+    layer = nn.Linear(16, 4)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    (found,) = whatif((layer, inputs()), "rowwise").findings
+    assert (found.verdict, "all products that it narrows are zero" in found.message) == (Verdict.SKIP, True)
 
 
 def test_delayed_scales_come_from_earlier_calls() -> None:

@@ -37,13 +37,14 @@ _HINT = "keep the layer in 16 bits, or take a recipe with smaller blocks; --budg
 def check(what: WhatIf, limits: Limits) -> Iterator[Finding]:
     """The layers that a recipe loses; for each recipe without any what it costs."""
     if not what.losses or not any(loss.layers for loss in what.losses):
-        yield CHECK.absent(what.subject, "no linear layer ran")
+        others = ", ".join(f"{count} {reason}" for reason, count in what.unseen.items())
+        yield CHECK.absent(what.subject, "no linear layer ran" + (f"; not emulated: {others}" if others else ""))
         return
     for loss in what.losses:
         lost = [layer for layer in loss.layers if layer.products and layer.worst[1].decibels < LOST]
         yield from first_findings([_lost(loss, layer) for layer in sorted(lost, key=lambda one: one.worst[1].decibels)])
         if not lost:
-            yield _kept(loss)
+            yield _kept(loss) if _is_finite(loss) else _not_finite(loss)
 
 
 def _lost(loss: FormatLoss, layer: LayerLoss) -> Finding:
@@ -58,8 +59,22 @@ def _lost(loss: FormatLoss, layer: LayerLoss) -> Finding:
     return CHECK.warn(loss.subject, message, where=where, observed=worst.decibels, limit=LOST, hint=_HINT)
 
 
+def _is_finite(loss: FormatLoss) -> bool:
+    return all(math.isfinite(value) for value in (loss.error, loss.loss, loss.reference) if value is not None)
+
+
+def _not_finite(loss: FormatLoss) -> Finding:
+    found = f"gradients off by {loss.error:.2g} of their norm"
+    if loss.loss is not None and loss.reference is not None:
+        found += f", a loss of {loss.loss:.4g}, and one of {loss.reference:.4g} in the model's own precision"
+    message = f"{loss.recipe} must leave the run of the whole model finite; found {found}"
+    return CHECK.warn(loss.subject, message, observed=decibels(loss.error), limit=LOST, hint=_HINT)
+
+
 def _kept(loss: FormatLoss) -> Finding:
     layers = [layer for layer in loss.layers if layer.products]
+    if not layers:
+        return CHECK.absent(loss.subject, f"{loss.recipe}: all products that it narrows are zero, or it narrows none")
     worst = min(layers, key=lambda layer: layer.worst[1].decibels)
     product, least = worst.worst
     cost = f"all layers in it move the gradients by {loss.error:.2g} of their norm ({decibels(loss.error):.0f} dB)"

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import pytest
 
 from ampcheck.checks.formats.format_loss import CHECK, check
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.records.whatif import FormatLoss, LayerLoss, ProductLoss, WhatIf
+from ampcheck.records.whatif import FormatLoss, LayerLoss, ProductLoss, WhatIf, decibels
 
 
 def judged(*layers: LayerLoss, error: float = 0.1) -> list[Finding]:
@@ -40,6 +43,29 @@ def test_half_of_the_rows_are_enough_to_lose_a_product() -> None:
 def test_a_result_that_is_not_finite_is_lost() -> None:
     (found,) = judged(layer("a", math.inf), error=math.inf)
     assert found.verdict is Verdict.WARN
+
+
+def test_nan_is_lost_as_infinity_is() -> None:
+    assert decibels(math.nan) == decibels(math.inf) == -math.inf
+    for product in (ProductLoss(math.nan, 0.01), ProductLoss(0.01, math.nan)):
+        assert product.decibels == -math.inf
+    (found,) = judged(layer("a", math.nan), layer("b", 0.1), error=math.inf)
+    assert (found.verdict, found.where.module) == (Verdict.WARN, "a")
+
+
+@pytest.mark.parametrize("values", [{"error": math.inf}, {"loss": math.nan}, {"reference": math.inf}])
+def test_a_whole_run_that_is_not_finite_is_a_warning_though_each_layer_keeps_its_products(
+    values: dict[str, float],
+) -> None:
+    loss = replace(FormatLoss("net", "nvfp4", 4.5, (layer("a", 0.1),), 0.1, loss=1.01, reference=1.0), **values)
+    (found,) = check(WhatIf("net", (loss,)), Limits())
+    assert found.verdict is Verdict.WARN
+    assert found.message.startswith("nvfp4 must leave the run of the whole model finite; found gradients off by ")
+
+
+def test_a_recipe_under_which_no_product_is_other_than_zero_is_skipped() -> None:
+    (found,) = judged(LayerLoss("a", 64, {}))
+    assert (found.verdict, found.seen) == (Verdict.SKIP, 0)
 
 
 def test_of_many_lost_layers_the_worst_are_listed_first() -> None:
