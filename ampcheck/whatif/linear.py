@@ -1,7 +1,7 @@
 """The three products of each linear layer of a run, computed as a recipe has it, or beside it.
 
 Layers are `nn.Linear`, and whatever else multiplies its input by a matrix of the model: `linear`, also within
-`nn.MultiheadAttention`, and `addmm`, `mm` and `matmul` with a parameter or a view of one. Other products with
+`nn.MultiheadAttention`, and `addmm`, `mm` and `matmul` with a parameter, a view or a cast of one. Other products with
 parameters are counted. A layer is named by the module that runs, as filters of torchao name it; all matrices that a
 module multiplies by are one layer.
 """
@@ -17,16 +17,20 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ampcheck.facts.store import StorageMap
 from ampcheck.records.whatif import ProductLoss
 from ampcheck.torchtools.composite import body_of
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.torchtools.storage import storage_number
 from ampcheck.whatif.casts import cast, transformed
 from ampcheck.whatif.recipes import Operand, Recipe
 
 _LINEAR = torch.nn.functional.linear
 _ADDMM = (torch.addmm, torch.Tensor.addmm)
 _MATMUL = (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.__matmul__)
+_COPIES = (
+    *(torch.Tensor.to, torch.Tensor.type, torch.Tensor.type_as, torch.Tensor.contiguous, torch.Tensor.clone),
+    *(torch.Tensor.bfloat16, torch.Tensor.half, torch.Tensor.float, torch.Tensor.double),
+)
 _BADDBMM = (torch.baddbmm, torch.Tensor.baddbmm)
 _BATCHED = "batched products of weights"
 _COUNTED = {
@@ -172,7 +176,9 @@ class LinearMode(TorchFunctionMode):
         super().__init__()
         self._model, self._products = model, products
         self._running: list[str] = []
-        self._weights = {storage_number(parameter) for parameter in model.parameters()} - {None}
+        self._weights = StorageMap[object]()
+        for number, parameter in enumerate(model.parameters()):
+            self._weights.put(parameter, number)
         self._stack = ExitStack()
 
     def __enter__(self) -> LinearMode:
@@ -203,6 +209,8 @@ class LinearMode(TorchFunctionMode):
             return self._linear(*args, **kwargs)
         if func in _COUNTED:
             return self._product(func, args, kwargs)
+        if func in _COPIES:
+            return self._copy(func, args, kwargs)
         body = body_of(func)
         if body is None:
             return func(*args, **kwargs)
@@ -235,9 +243,20 @@ class LinearMode(TorchFunctionMode):
             return self._linear(b.T, a).T
         return None
 
+    def _copy(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        copy: torch.Tensor = func(*args, **kwargs)
+        if isinstance(copy, torch.Tensor) and self._is_weight(args[0]) and not self._is_weight(copy):
+            self._weights.put(copy, self._place(args[0]))
+        return copy
+
     def _is_weight(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is a parameter of the model, or a view of one."""
-        return bool(self._running) and storage_number(value) in self._weights
+        """Whether a tensor is a parameter of the model, a view of one, or a copy of these in some dtype."""
+        return bool(self._running) and self._weights.get(value) is not None
+
+    def _place(self, weight: torch.Tensor) -> object:
+        """What tells matrices apart. Those that each call computes anew, such as a weight with a norm, are one."""
+        known = self._weights.get(weight)
+        return weight.shape if known is None else (known, weight.storage_offset(), weight.numel())
 
     def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         device, matrix = input.device.type, weight
@@ -246,9 +265,6 @@ class LinearMode(TorchFunctionMode):
         if weight.dim() != 2 or not self._running or input.dtype is not weight.dtype or not input.is_floating_point():
             return _LINEAR(input, weight, bias)
         module = self._running[-1]
-        place = storage_number(matrix), matrix.storage_offset()
-        # What each call computes anew, such as a weight with a norm, is one matrix.
-        key = place if self._is_weight(matrix) else matrix.shape
-        number = self._products.add_matrix(module, key, matrix.numel())
+        number = self._products.add_matrix(module, self._place(matrix), matrix.numel())
         output: torch.Tensor = _Linear.apply(input, weight, self._products, module, number)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)

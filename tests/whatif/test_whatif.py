@@ -132,6 +132,23 @@ def test_views_of_weights_are_layers_and_other_products_of_weights_are_counted()
     assert skipped.message == "no linear layer ran; not emulated: 1 einsum of weights"
 
 
+def test_casts_of_weights_are_layers_and_each_of_their_parts_is_counted_once() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.Parameter(torch.randn(3, 8, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            narrow = [x.bfloat16() @ self.experts[number % 3].to(torch.bfloat16).T for number in range(6)]
+            return sum(narrow).float()  # type: ignore[union-attr]
+
+    net, products = Cast(), Products({"": RECIPES["nvfp4"]})
+    (exact,), (narrow,) = (gradients(net, inputs(), run) for run in (Products(), products))
+    assert products.weights == {"": 3 * 8 * 16}
+    assert products.unseen == {}
+    assert 0.01 < float((narrow - exact).norm() / exact.norm()) < 0.5
+
+
 class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
