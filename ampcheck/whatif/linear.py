@@ -1,9 +1,9 @@
 """The three products of each linear layer of a run, computed as a recipe has it, or beside it.
 
 Layers are `nn.Linear`, and whatever else multiplies its input by a matrix of the model: `linear`, also within
-`nn.MultiheadAttention`, and `addmm`, `mm` and `matmul` with a parameter, a view or a cast of one. Other products with
-parameters are counted. A layer is named by the module that runs, as filters of torchao name it; all matrices that a
-module multiplies by are one layer.
+`nn.MultiheadAttention`, and `addmm`, `mm`, `matmul` and `einsum` with a parameter, a view or a cast of one. Other
+products with parameters are counted. A layer is named by the module that runs, as filters of torchao name it; all
+matrices that a module multiplies by are one layer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ampcheck.records.whatif import ProductLoss
 from ampcheck.torchtools.composite import body_of
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.whatif.casts import cast, transformed
+from ampcheck.whatif.einsum import projection
 from ampcheck.whatif.recipes import Operand, Recipe
 
 _LINEAR = torch.nn.functional.linear
@@ -38,7 +39,7 @@ _COUNTED = {
     **dict.fromkeys((torch.mv, torch.Tensor.mv, torch.inner, torch.Tensor.inner), "products of weights"),
     **dict.fromkeys((torch.bmm, torch.Tensor.bmm, *_BADDBMM), _BATCHED),
     getattr(torch.nn.functional, "grouped_mm", torch.bmm): _BATCHED,  # PyTorch 2.10
-    torch.einsum: "einsum of weights",
+    torch.einsum: "batched einsum of weights",
     torch.tensordot: "tensordot of weights",
     torch.nn.functional.bilinear: "bilinear forms of weights",
 }
@@ -233,6 +234,8 @@ class LinearMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _as_layer(self, func: Any, args: Sequence[Any]) -> torch.Tensor | None:
+        if func is torch.einsum and len(args) == 3:
+            return self._einsum(*args)
         if func not in (*_ADDMM, *_MATMUL):
             return None
         *bias, a, b = args
@@ -242,6 +245,16 @@ class LinearMode(TorchFunctionMode):
         if of_model == [True, False] and a.dim() == b.dim() == 2 and not bias:
             return self._linear(b.T, a).T
         return None
+
+    def _einsum(self, equation: object, *operands: torch.Tensor) -> torch.Tensor | None:
+        of_model = [self._is_weight(operand) for operand in operands]
+        if sum(of_model) != 1:
+            return None
+        input, weight = operands[:: -1 if of_model[0] else 1]
+        found = projection(equation, input, weight, swapped=of_model[0])
+        if found is None:
+            return None
+        return found.ordered(self._linear(found.rows(input), found.matrix(weight), matrix=weight), weight)
 
     def _copy(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor:
         copy: torch.Tensor = func(*args, **kwargs)
@@ -258,8 +271,16 @@ class LinearMode(TorchFunctionMode):
         known = self._weights.get(weight)
         return weight.shape if known is None else (known, weight.storage_offset(), weight.numel())
 
-    def _linear(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        device, matrix = input.device.type, weight
+    def _linear(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        matrix: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """matrix: of which the weight is a copy."""
+        device, matrix = input.device.type, weight if matrix is None else matrix
         if torch.is_autocast_enabled(device) and input.is_floating_point() and input.dtype is not torch.float64:
             input, weight = (t.to(torch.get_autocast_dtype(device)) for t in (input, weight))
         if weight.dim() != 2 or not self._running or input.dtype is not weight.dtype or not input.is_floating_point():
