@@ -17,6 +17,7 @@ import torch
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
+from ampcheck.facts.memory import dtype_name
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
 from ampcheck.parity.functions import is_determined, roundings_between
@@ -33,6 +34,7 @@ from ampcheck.parity.relations import (
     in_order,
     ordered_otherwise,
     relate_results,
+    rounded_to,
 )
 from ampcheck.parity.trail import EVERY_SHAPE, Trail
 from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
@@ -63,7 +65,7 @@ def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limit
         parity = _compare_bits((a, b), runs) if bitwise else _compare_functions((a, b), runs)
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
-    notes = tuple(note for run in runs for note in run.notes) + tuple(_other_dtypes(runs))
+    notes = tuple(note for run in runs for note in run.notes) + tuple(_other_formats(runs)) + tuple(_uncompared(runs))
     return replace(parity, notes=(*notes, *parity.notes), compared=len(common_keys(runs)) + len(runs[0].plain))
 
 
@@ -155,16 +157,33 @@ def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
     if key[0] == "gradient":
         own = key[1].startswith("parameter ") and key[1] not in run.names
         return bool(run.opaque) or own or not bool(result.value.any())
-    return key[0] == "buffer" and str_of(key) not in run.names
+    return key[0] == "module" or (key[0] == "buffer" and str_of(key) not in run.names)
 
 
-def _other_dtypes(runs: Sequence[Execution]) -> Iterator[str]:
-    """A note on each output that the two give in other formats."""
+def _other_formats(runs: Sequence[Execution]) -> Iterator[str]:
+    """A note on each output that the two give, or round on the way, in other formats."""
     a, b = (run.results for run in runs)
     for key in common_keys(runs):
-        formats = [str(results[key].value.dtype).removeprefix("torch.") for results in (a, b)]
-        if key[0] == "output" and formats[0] != formats[1]:
+        if key[0] != "output":
+            continue
+        formats = [dtype_name(results[key].value.dtype) for results in (a, b)]
+        if formats[0] != formats[1]:
             yield f"{str_of(key)} is {formats[0]} in a and {formats[1]} in b"
+        references = [results[key].reference for results in (a, b)]
+        rounded = [rounded_to(reference.unit) for reference in references if reference is not None]
+        if len(set(rounded)) > 1:
+            yield f"{str_of(key)} is rounded to {rounded[0]} on its way in a and to {rounded[1]} in b"
+
+
+def _uncompared(runs: Sequence[Execution]) -> Iterator[str]:
+    """A note on gradients of parameters, and on modules, that one side alone has by their names."""
+    own = runs[0].results.keys() ^ runs[1].results.keys()
+    parameters = [key for key in own if key[0] == "gradient" and key[1].startswith("parameter ")]
+    if parameters:
+        yield f"gradients of {len(parameters)} parameters that one side alone names are not compared: see modules="
+    for key in sorted(key for key in own if key[0] == "module"):
+        side, other = ("a", "b") if key in runs[0].results else ("b", "a")
+        yield f"{str_of(key)} has a result in {side} alone: that of {other} was not called, or gives another structure"
 
 
 def _other_numbers(runs: Sequence[Execution], alike: float = _ALIKE) -> str:
@@ -274,6 +293,7 @@ def _agree(runs: Sequence[Execution], related: Relations, keys: Sequence[Key]) -
     if not keys:
         return Parity(AGREE, "they return the same numbers")
     text = f"the same function; {len(keys)} results differ by at most {related.roundings:.2g} roundings"
+    text += f" of {rounded_to(related.unit)}" if related.unit else ""
     return Parity(AGREE, text, roundings=related.roundings, notes=tuple(texts))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ampcheck.core.formats import format_of
 from ampcheck.parity.execution import RESULTS, Execution, str_of
 from ampcheck.parity.functions import ALIKE, ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
 from ampcheck.records.results import JUDGED_UNIT, Key
@@ -18,7 +19,7 @@ class Relations:
 
     differing: by key, by how much two functions part. alike: results that part by less than float32 shows. rounded:
     those that part by roundings of data which one side alone holds. doubts: by key, why a result decides nothing.
-    roundings: the largest distance of two results.
+    roundings: the largest distance of two results, of the format with this unit roundoff.
     """
 
     differing: dict[Key, str] = field(default_factory=dict)
@@ -26,6 +27,13 @@ class Relations:
     rounded: list[Key] = field(default_factory=list)
     doubts: dict[Key, str] = field(default_factory=dict)
     roundings: float = 0.0
+    unit: float = 0.0
+
+
+def rounded_to(unit: float) -> str:
+    """The format of a unit roundoff, the coarsest on the way to a value."""
+    names = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2".split()
+    return next((name for name in names if unit <= format_of(name).unit_roundoff), "fewer bits")
 
 
 def common_keys(runs: Sequence[Execution]) -> list[Key]:
@@ -48,7 +56,9 @@ def relate_results(runs: Sequence[Execution], keys: Iterable[Key], coarsest: flo
         a, b = (run.results[key] for run in runs)
         how = relate(a, b, coarsest)
         if how == SAME and (key[0] != "gradient" or is_determined(a)):
-            related.roundings = max(related.roundings, roundings_between(a, b))
+            apart = roundings_between(a, b)
+            if apart >= related.roundings and a.reference is not None and b.reference is not None:
+                related.roundings, related.unit = apart, max(a.reference.unit, b.reference.unit)
         elif how == SAME:
             continue
         elif how == ALIKE:

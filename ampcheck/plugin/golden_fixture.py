@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class GoldenChecks:
         """
         __tracebackhide__ = True
         from ampcheck.core.errors import UsageError
+        from ampcheck.core.run import Verdict
         from ampcheck.outcome.raising import verify
         from ampcheck.parity.golden import judge_golden
 
@@ -41,4 +43,9 @@ class GoldenChecks:
                 f"golden.check takes what computes the result, as golden.check({name!r}, model, inputs), and runs it "
                 f"in float64 too; found {type(function).__name__}"
             )
-        return verify(judge_golden(self._path, f"{self._test}: {name}", function, args, kwargs))
+        run = verify(judge_golden(self._path, f"{self._test}: {name}", function, args, kwargs))
+        for finding in run.of(Verdict.UNDECIDED):  # which fails nothing, and must not look like a pass
+            warnings.warn(
+                f"golden {finding.subject} is undecided: {finding.message}", pytest.PytestWarning, stacklevel=2
+            )
+        return run

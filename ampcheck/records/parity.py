@@ -112,7 +112,8 @@ class GoldenComparison:
     name. written: it was written just now. results: how many there are. gone, new: names of results that one of the two
     lacks. differing: by name, how exact values differ. undetermined: those of them of which the data determine nothing.
     digits: of the results that rounding leaves. failures: what the checks of one run say of the run itself. opaque: ops
-    that cannot be followed. changed: by name, how arguments differ from those of the recorded run.
+    that cannot be followed. changed: by name, how arguments differ from those of the recorded run; shaken: in their
+    last digits alone.
     """
 
     name: str
@@ -128,3 +129,4 @@ class GoldenComparison:
     failures: tuple[Finding, ...] = ()
     opaque: tuple[str, ...] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
+    shaken: Mapping[str, str] = field(default_factory=dict)

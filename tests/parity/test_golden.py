@@ -66,13 +66,21 @@ def test_a_damaged_file_gets_one_sentence(pytester: pytest.Pytester) -> None:
     run(pytester).stdout.fnmatch_lines(["*test_mean.json cannot be read*"])
 
 
-def test_other_arguments_leave_it_open_and_name_the_argument(pytester: pytest.Pytester) -> None:
+def test_other_arguments_fail_and_other_last_digits_leave_it_open_with_a_warning(pytester: pytest.Pytester) -> None:
     run(pytester, "--ampcheck-update").assert_outcomes(passed=1)
-    other = TEST.replace("manual_seed(0)", "manual_seed(2)")
-    pytester.makepyfile(test_mean=other.format(x="x", after=""))
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--ampcheck")
-    result.stdout.fnmatch_lines(["*so do the arguments: argument 0.0*"])
-    result.assert_outcomes(passed=1)
+    pytester.makepyfile(test_mean=TEST.replace("manual_seed(0)", "manual_seed(2)").format(x="x", after=""))
+    failed = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(["*a golden is one of its arguments, which are others now; argument 0.0*"])
+    wide = TEST.replace(".bfloat16()", "").format(x="x", after="")
+    pytester.makepyfile(test_wide=wide)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "--ampcheck-update", "test_wide.py").assert_outcomes(
+        passed=1
+    )
+    pytester.makepyfile(test_wide=wide.replace("manual_seed(0))", "manual_seed(0)) * (1 + 2**-22)"))
+    opened = pytester.runpytest_inprocess("-W", "default", "-p", "no:cacheprovider", "test_wide.py")
+    opened.assert_outcomes(passed=1, warnings=1)
+    opened.stdout.fnmatch_lines(["*is undecided: exact values differ, and so do the last digits of argument 0.0*"])
 
 
 def test_formats_signs_of_infinities_and_single_elements_count(pytester: pytest.Pytester) -> None:

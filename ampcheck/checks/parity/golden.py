@@ -50,15 +50,17 @@ def _values(golden: GoldenComparison) -> Finding:
         text = f"{', '.join(golden.opaque)} cannot be followed in float64, so whether values changed is not known"
         hint = "compare the kernel with ampcheck.assert_kernel, and leave it out here"
         return CHECK.undecided(golden.name, text, hint=hint)
-    if told and golden.changed:
+    if golden.changed:
         argument, how = next(iter(golden.changed.items()))
-        text = f"exact values differ, and so do the arguments: {argument}: {how}; {told[0]}: "
-        text += golden.differing[told[0]]
+        message = f"a golden is one of its arguments, which are others now; {argument}: {how}"
+        return CHECK.fail(golden.name, message, hint=f"if the change is meant, {_UPDATE}")
+    if told and golden.shaken:
+        text = f"exact values differ, and so do the last digits of {', '.join(golden.shaken)}; {told[0]}: "
         hint = (
             "make the arguments of integers or by NumPy: torch.randn has other last digits on CPUs with other "
-            "instruction sets; if they are meant, "
+            f"instruction sets; if they are meant, {_UPDATE}"
         )
-        return CHECK.undecided(golden.name, text, hint=hint + _UPDATE)
+        return CHECK.undecided(golden.name, text + golden.differing[told[0]], hint=hint)
     if told:
         message = (
             f"exact values must be those that were recorded ({golden.made_in}); {told[0]}: {golden.differing[told[0]]}"

@@ -33,11 +33,11 @@ _WORDS = {
     UNDECIDED: "whether the two agree is open: {message}",
 }
 _HINTS = {
-    ANOTHER: "compare what the two ops compute: what comes before them is equal on both sides",
+    ANOTHER: "compare what the two ops compute: what could be matched before them is equal on both sides",
     WRONG: "sum in float32, and round once, at the end",
     UNDECIDED: "give inputs that determine the results: no zeros, more than one row, data that do not cancel",
 }
-_UNPLACED = "run both sides in one comparison, which names the ops at which they part"
+_UNPLACED = "compare what each side returns; two sides that run in one comparison, and no record, have their ops named"
 
 
 def check(parity: Parity, limits: Limits) -> Iterator[Finding]:

@@ -53,7 +53,9 @@ def test_a_golden_that_was_written_passes() -> None:
     assert finding(written=True).verdict is Verdict.PASS
 
 
-def test_other_arguments_leave_a_change_open() -> None:
+def test_other_arguments_fail_and_other_last_digits_leave_a_change_open() -> None:
     found = finding(differing={"output": "differs"}, changed={"argument 0": "1 of 8 elements differ"})
-    assert found.verdict is Verdict.UNDECIDED
+    assert found.verdict is Verdict.FAIL
     assert "argument 0: 1 of 8 elements differ" in found.message
+    assert finding(differing={"output": "differs"}, shaken={"argument 0": "differs"}).verdict is Verdict.UNDECIDED
+    assert finding(shaken={"argument 0": "differs"}).verdict is Verdict.PASS
