@@ -19,7 +19,9 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
 from ampcheck.records.parity import GoldenComparison
 
-CHECK = Check("golden", "parity", __doc__, needs=("GoldenComparison",), order=752)
+CHECK = Check(
+    "golden", "parity", __doc__, needs=("GoldenComparison",), order=752, evidence=("docs/examples/checks/golden",)
+)
 
 _UPDATE = "pytest --ampcheck-update writes it: look at the difference and commit it"
 

@@ -23,7 +23,15 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
 from ampcheck.records.parity import PASSED, REFUSED, KernelTrial
 
-CHECK = Check("kernel", "parity", __doc__, unit="roundings", needs=("KernelTrial",), order=751)
+CHECK = Check(
+    "kernel",
+    "parity",
+    __doc__,
+    unit="roundings",
+    needs=("KernelTrial",),
+    order=751,
+    evidence=("docs/examples/checks/kernel",),
+)
 
 _HINT = "the table of the run shows each case; sum in float32, mask the last tile, use the strides of each input"
 

@@ -25,7 +25,15 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
 from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, Parity
 
-CHECK = Check("parity", "parity", __doc__, unit="roundings", needs=("Parity",), order=750)
+CHECK = Check(
+    "parity",
+    "parity",
+    __doc__,
+    unit="roundings",
+    needs=("Parity",),
+    order=750,
+    evidence=("docs/examples/checks/parity",),
+)
 
 _WORDS = {
     ANOTHER: "two executions must compute one function; {message}",
