@@ -17,6 +17,7 @@ from ampcheck.core.text import listed
 from ampcheck.facts.memory import parts_of
 from ampcheck.records.results import Key
 from ampcheck.torchtools.closures import walk
+from ampcheck.torchtools.dynamo import uncompiled
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, results, tensors
 from ampcheck.torchtools.snapshot import preserved_objects
@@ -100,7 +101,7 @@ class LiveCall:
         self._arguments = {path: t for path, t in tensors((list(args), kwargs)) if is_plain(t) and t.numel()}
         self._before = {path: t.detach().clone() for path, t in self._arguments.items()}
         module = function if isinstance(function, torch.nn.Module) else None
-        module = getattr(module, "_orig_mod", module)  # of a compiled one
+        module = None if module is None else uncompiled(module)
         named = {} if module is None else dict(module.named_parameters())
         named = {_renamed(name, side.modules): p for name, p in named.items()} | dict(side.shared)
         self._parameters = {f"parameter {name}": p for name, p in named.items()}
