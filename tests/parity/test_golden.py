@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch  # noqa: F401  pytester drops what a run in this process imports, and torch does not load twice
 
 TEST = """
 import torch
@@ -102,7 +103,7 @@ def test_formats_signs_of_infinities_and_single_elements_count(pytester: pytest.
         ("torch.where(x > 9e4, torch.inf, x * 3).double()", {"passed": 1, "failed": 1}),
         ("torch.where(x > 9e4, torch.inf, torch.where(x == 777, x * 3.00001, x * 3))", {"passed": 1, "failed": 1}),
     ):
-        pytester.makepyfile(test_values=test.format(change=change))
+        pytester.makepyfile(test_golden_values=test.format(change=change))
         arguments = ["--ampcheck-update"] if change is honest else []
         pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**outcome)
 
@@ -115,7 +116,7 @@ def test_integers_and_numbers_count(pytester: pytest.Pytester) -> None:
         golden.check("values", lambda x: (x.sum().long() + {more}, {number}), torch.arange(4.0))
     """
     for more, number, outcome in ((0, 0.5, "passed"), (5, 0.5, "failed"), (0, 0.25, "failed"), (0, 0.5, "passed")):
-        pytester.makepyfile(test_values=test.format(more=more, number=number))
+        pytester.makepyfile(test_golden_values=test.format(more=more, number=number))
         first = (more, number, outcome) == (0, 0.5, "passed") and not (pytester.path / "goldens").exists()
         arguments = ["--ampcheck-update"] if first else []
         pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**{outcome: 1})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.core.run import Run, Verdict
+from ampcheck.core.run import SCHEMA, Run, Verdict
 
 BOTH = pytest.mark.parametrize("flag", ["--ampcheck-json", "--ampcheck-html"])
 
@@ -183,7 +183,7 @@ def test_an_older_file_is_replaced_whole(suite: pytest.Pytester) -> None:
     target = suite.path / "run.json"
     target.write_text("x" * 1_000_000, encoding="utf-8")
     suite.runpytest("-n0", "--ampcheck-json=run.json")
-    assert json.loads(target.read_text(encoding="utf-8"))["schema"] == 1
+    assert json.loads(target.read_text(encoding="utf-8"))["schema"] == SCHEMA
     assert leftovers(suite.path) == {"run.json"}
 
 
