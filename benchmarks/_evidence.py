@@ -40,7 +40,9 @@ def write_evidence(
     of_rows: each row names the machine that measured it; the machine that writes is left out. device: the hardware.
     a_line_each: the last of the data, a list whose items take a line each.
     """
-    command = "python " + " ".join(sys.argv)
+    # A path of this machine says nothing elsewhere: its last part is kept, in capitals, as a name to fill in.
+    said = (Path(word).name.upper() if Path(word).is_absolute() else word for word in sys.argv[1:])
+    command = " ".join(["python", *sys.argv[:1], *said])
     if of_rows:
         own: dict[str, Any] = {}
         place = "Each part says where it was measured, which need not be where this was written."
