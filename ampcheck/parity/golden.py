@@ -231,7 +231,9 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
     """Compare a run with its golden; write it where `update` and the run is honest."""
     run, independent = runs
     results = {str_of(key): golden_of(result) for key, result in independent.results.items()}
-    results |= {f"number {path}".rstrip(): _of_number(v) for path, v in independent.plain.items() if type(v) is float}
+    results |= {
+        f"number {path}".rstrip(): _of_number(v) for path, v in independent.plain.items() if isinstance(v, (int, float))
+    }
     if not results:
         raise UsageError(f"golden {name!r} needs tensors; found {run.plain!r:.80}")
     made = GoldenComparison(name, f"{file.path.parent.name}/{file.path.name}", results=len(results))
@@ -278,6 +280,7 @@ def _is_undetermined(golden: Golden) -> bool:
 
 
 def _of_number(value: float) -> Golden:
+    """What is kept of a number: a float, an int or a bool."""
     exact = torch.tensor(value, dtype=torch.float64)
     return golden_of(Result(exact, Reference(exact, exact.float(), 2.0**-53)))
 

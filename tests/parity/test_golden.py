@@ -120,3 +120,16 @@ def test_integers_and_numbers_count(pytester: pytest.Pytester) -> None:
         first = (more, number, outcome) == (0, 0.5, "passed") and not (pytester.path / "goldens").exists()
         arguments = ["--ampcheck-update"] if first else []
         pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**{outcome: 1})
+
+
+def test_an_int_and_a_bool_count(pytester: pytest.Pytester) -> None:
+    test = """
+    import torch
+
+    def test_values(golden):
+        golden.check("values", lambda x: (x * 2, {whole}, {flag}), torch.arange(4.0))
+    """
+    for whole, flag, outcome in ((5, True, "passed"), (6, True, "failed"), (5, False, "failed"), (5, True, "passed")):
+        pytester.makepyfile(test_golden_values=test.format(whole=whole, flag=flag))
+        arguments = [] if (pytester.path / "goldens").exists() else ["--ampcheck-update"]
+        pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments).assert_outcomes(**{outcome: 1})

@@ -47,25 +47,26 @@ def check(golden: GoldenComparison, limits: Limits) -> Iterator[Finding]:
 
 def _values(golden: GoldenComparison) -> Finding:
     """What the exact values say."""
-    told = [key for key in golden.differing if key not in golden.undetermined]
-    if golden.opaque:
-        text = f"{', '.join(golden.opaque)} cannot be followed in float64, so whether values changed is not known"
-        hint = "compare the kernel with ampcheck.assert_kernel, and leave it out here"
-        return CHECK.undecided(golden.name, text, hint=hint)
     if golden.changed:
         argument, how = next(iter(golden.changed.items()))
         message = f"a golden is one of its arguments, which are others now; {argument}: {how}"
         return CHECK.fail(golden.name, message, hint=f"if the change is meant, {_UPDATE}")
-    if told and golden.shaken:
-        text = f"exact values differ, and so do the last digits of {', '.join(golden.shaken)}; {told[0]}: "
+    if golden.opaque:
+        text = f"{', '.join(golden.opaque)} cannot be followed in float64, so whether values changed is not known"
+        hint = "compare the kernel with ampcheck.assert_kernel, and leave it out here"
+        return CHECK.undecided(golden.name, text, hint=hint)
+    differing = [key for key in golden.differing if key not in golden.undetermined]
+    first = differing[0] if differing else ""
+    if differing and golden.shaken:
+        text = f"exact values differ, and so do the last digits of {', '.join(golden.shaken)}; {first}: "
         hint = (
             "make the arguments of integers or by NumPy: torch.randn has other last digits on CPUs with other "
             f"instruction sets; if they are meant, {_UPDATE}"
         )
-        return CHECK.undecided(golden.name, text + golden.differing[told[0]], hint=hint)
-    if told:
+        return CHECK.undecided(golden.name, text + golden.differing[first], hint=hint)
+    if differing:
         message = (
-            f"exact values must be those that were recorded ({golden.made_in}); {told[0]}: {golden.differing[told[0]]}"
+            f"exact values must be those that were recorded ({golden.made_in}); {first}: {golden.differing[first]}"
             "; no rounding explains that"
         )
         return CHECK.fail(golden.name, message, hint=f"if the change is meant, {_UPDATE}")
