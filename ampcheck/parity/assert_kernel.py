@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,11 @@ from ampcheck.facts.memory import roundoff
 from ampcheck.outcome.raising import verify
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, Results, execute, run_plainly, str_of
+from ampcheck.parity.functions import have_equal_bits
 from ampcheck.parity.judgement import failures_of
 from ampcheck.parity.kernel_cases import SIZES, Case, cases_of
 from ampcheck.parity.kernels import compare_kernel
-from ampcheck.records.parity import LEFT_OUT, PASSED, REFUSED, SAYS_NOTHING, KernelTrial, Tried
+from ampcheck.records.parity import LEFT_OUT, PASSED, REFUSED, REPEATED, SAYS_NOTHING, KernelTrial, Tried
 from ampcheck.records.results import UNKNOWABLE, Key
 from ampcheck.shadow.compare import Result
 from ampcheck.torchtools.pytree import tensors
@@ -69,13 +70,16 @@ def assert_kernel(
             raise UsageError(f"{role} must be a function of the arguments; found {type(function).__name__}")
     trial = partial(try_case, kernel, reference, backward=backward)
     if hasattr(inputs, "example"):
+        known = list[Case]()
         tried = list(_try_examples(trial, inputs, examples))
     else:
         cases = list(cases_of(inputs, sizes))
         tried = [trial(case) for case in cases]
-        if tried and all(one.outcome == LEFT_OUT for one in tried):
-            raise UsageError(f"no case can be tried: {tried[0].reason}")
-        tried += _try_again(kernel, cases, runs, backward=backward)
+        known = [case for case, one in zip(cases, tried, strict=True) if one.outcome != LEFT_OUT]
+    if tried and all(one.outcome == LEFT_OUT for one in tried):
+        raise UsageError(f"no case can be tried: {tried[0].reason}")
+    if all(one.outcome != REFUSED for one in tried):
+        tried += _try_again(kernel, known, runs, backward=backward)
     done = KernelTrial(name or name_of(kernel), name_of(reference), tuple(tried), environment())
     if certificate is not None:
         write_atomically(certificate, json.dumps({"schema": 1, **asdict(done)}, indent=1) + "\n")
@@ -130,7 +134,10 @@ def _compared(case: Case, exact: Execution, results: Results, *, backward: bool)
     telling = refused or passed or each
     if not telling:
         return Tried(case.name, SAYS_NOTHING, reason="there is no result")
-    return max(telling, key=lambda tried: tried.nearness)
+    silent = tuple(
+        tried.result for tried in each if tried.outcome == SAYS_NOTHING and not tried.result.startswith("gradient")
+    )
+    return replace(max(telling, key=lambda tried: tried.nearness), silent=silent)
 
 
 def _compare_one(case: Case, key: Key, result: Result, value: torch.Tensor, freedom: tuple[int, int]) -> Tried:
@@ -175,18 +182,19 @@ def _try_again(kernel: Callable[..., Any], cases: Sequence[Case], runs: int, *, 
             run_plainly(Side("the kernel", kernel, case.arguments, backward=wants, own_gradients=True))
             for _ in range(runs)
         )
-    except UsageError:
-        return  # the case itself was refused
-    differing = sum(
-        any(
-            not torch.equal(_bits(other.values[key]), _bits(value))
-            for key, value in first.values.items()
-            if key in other.values
-        )
-        for other in others
-    )
+    except UsageError as error:
+        yield Tried(f"{case.name}, {runs} times", REFUSED, reason=f"a further run raised: {error}")
+        return
+    differing = sum(not _are_equal(first, other) for other in others)
     text = f"{differing} of {runs - 1} further runs gave other bits" if differing else ""
-    yield Tried(f"{case.name}, {runs} times", REFUSED if differing else PASSED, reason=text)
+    yield Tried(f"{case.name}, {runs} times", REFUSED if differing else REPEATED, reason=text)
+
+
+def _are_equal(a: Results, b: Results) -> bool:
+    """Whether two runs gave the same results, bit by bit."""
+    if a.values.keys() != b.values.keys() or repr(a.plain) != repr(b.plain):
+        return False
+    return all(have_equal_bits(value, b.values[key]) for key, value in a.values.items())
 
 
 def _try_examples(trial: Callable[[Case], Tried], strategy: Any, examples: int) -> Iterator[Tried]:
@@ -211,8 +219,8 @@ def _try_examples(trial: Callable[[Case], Tried], strategy: Any, examples: int) 
 
     try:
         search()
-    except RefusedError:
-        yield tried[-1]  # Hypothesis ends with the smallest
+    except (RefusedError, hypothesis.errors.Flaky):  # flaky: refused once, and not when Hypothesis ran it again
+        yield [one for one in tried if one.outcome == REFUSED][-1]  # Hypothesis ends with the smallest
     yield from (one for one in tried if one.outcome != REFUSED)
 
 
@@ -249,7 +257,3 @@ def _uninitialised_is_nan() -> Iterator[None]:
 
 def _tensors(arguments: Iterable[Any]) -> list[torch.Tensor]:
     return [tensor for _, tensor in tensors(tuple(arguments))]
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8)

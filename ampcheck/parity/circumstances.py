@@ -109,6 +109,7 @@ class Chunks(Circumstance):
         def in_chunks(*given: Any, **kwargs: Any) -> Any:
             sequence, args = _sequence(given, kwargs)
             state, outputs = None, []
+            _require_parts(sequence.shape[self.dim], self.size, self.dim)
             for chunk in torch.split(sequence, self.size, self.dim):
                 output, state = step(_with(function, args, kwargs), chunk, state)
                 outputs.append(output)
@@ -133,7 +134,8 @@ class Microbatches(Circumstance):
 
         assert_parity(loss_of_batch, Microbatches(4), (inputs, targets))
 
-    The function returns a loss. A loss that is a mean over tokens is none of micro-batches with other numbers of them.
+    The function returns a loss. A mean over tokens is not the mean over micro-batches that hold different numbers of
+    tokens.
     count: of micro-batches, of rows along `dim`, which are weighted by their rows.
     """
 
@@ -189,7 +191,10 @@ class Permutation(Circumstance):
 
         def permuted(*args: Any, **kwargs: Any) -> Any:
             length = _length(args, kwargs, self.dim)
+            _require_parts(length, 1, self.dim)
             order = torch.randperm(length, generator=torch.Generator().manual_seed(length))
+            if torch.equal(order, torch.arange(length)):
+                order = order.roll(1)
 
             def shuffled(tensor: torch.Tensor, index: torch.Tensor = order) -> torch.Tensor:
                 return tensor.index_select(self.dim, index) if _is_as_long(tensor, self.dim, length) else tensor
@@ -203,7 +208,7 @@ class Permutation(Circumstance):
 
 @dataclass(frozen=True, slots=True)
 class Threads(Circumstance):
-    """Another number of threads gives the same."""
+    """Another number of threads gives the same. Where the process has `count` already, one more is compared with it."""
 
     count: int = 1
 
@@ -217,16 +222,12 @@ class Threads(Circumstance):
 
     def applied(self, function: Function) -> Function:
         """The function with so many threads."""
+        return _with_threads(function, self.count)
 
-        def threaded(*args: Any, **kwargs: Any) -> Any:
-            before = torch.get_num_threads()
-            torch.set_num_threads(self.count)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                torch.set_num_threads(before)
-
-        return threaded
+    def reference(self, function: Function) -> Function:
+        """The function with the threads of the process, or with one more."""
+        usual = torch.get_num_threads()
+        return _with_threads(function, usual if usual != self.count else usual + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,20 @@ class _Invariant(Circumstance):
             return map_tensors(self.invariance.undone, function(*example.args, **example.kwargs))
 
         return changed
+
+
+def _with_threads(function: Function, count: int) -> Function:
+    """A function that runs with so many threads."""
+
+    def threaded(*args: Any, **kwargs: Any) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_num_threads(before)
+
+    return threaded
 
 
 def as_circumstance(value: object) -> Circumstance | None:
@@ -318,8 +333,7 @@ def _parts(
     named.update(kwargs.items())
     chosen = [value for key, value in named.items() if inputs is None or key in inputs]
     length = _length(chosen, {}, dim)
-    if not length:
-        raise UsageError(f"the arguments need at least one row along dimension {dim}")
+    _require_parts(length, size, dim)
     for start in range(0, length, size):
         count = min(size, length - start)
 
@@ -328,6 +342,15 @@ def _parts(
 
         split = {key: map_tensors(part, v) if inputs is None or key in inputs else v for key, v in named.items()}
         yield [split[number] for number in range(len(args))], {key: split[key] for key in kwargs}, count / length
+
+
+def _require_parts(length: int, size: int, dim: int) -> None:
+    """Raise where parts of `size` are the whole, which a comparison with itself says nothing of."""
+    if length <= size:
+        raise UsageError(
+            f"parts of {size} along dimension {dim} must be smaller than the whole; found a length of {length}: "
+            "give longer arguments or smaller parts"
+        )
 
 
 def _joined(outputs: Sequence[Any], dim: int) -> Any:

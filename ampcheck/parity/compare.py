@@ -13,14 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-import torch
-
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.facts.memory import dtype_name
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
-from ampcheck.parity.functions import is_determined, roundings_between
+from ampcheck.parity.functions import have_equal_bits, is_determined, roundings_between
 from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
 from ampcheck.parity.parting import Parting, find_parting, shared_values, walk_back
@@ -93,7 +91,7 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
     related = relate_results(runs, keys)
     numbers = _other_numbers(runs)
     opaque = any(run.opaque for run in runs)
-    if not (related.differing or related.rounded or opaque or numbers):
+    if not (related.differing or opaque or numbers):
         parity = _agree(runs, related, keys)
         return replace(parity, notes=(*explained_by_digits(related), *parity.notes))
     independent, kernels = _run_independently(sides, opaque=[bool(run.opaque) for run in runs])
@@ -137,7 +135,7 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
     """Two functions by what they return: other objects, other results, other shapes."""
     a, b = runs
     for path in sorted(a.plain.keys() | b.plain.keys()):
-        first, second = (repr(run.plain.get(path, "nothing")) for run in runs)
+        first, second = (repr(run.plain[path]) if path in run.plain else "missing" for run in runs)
         if first != second and not all(isinstance(run.plain.get(path), float) for run in runs):
             text = f"output {path}".rstrip()
             return Parity(ANOTHER, f"{text} is {first[:80]} in a and {second[:80]} in b", key=text)
@@ -232,16 +230,18 @@ def _behind_kernels(related: Relations, runs: Sequence[Execution], kernels: Kern
     What cannot be told is left as a doubt; what no kernel explains is left in `related.differing`.
     """
     ops = ", ".join(sorted({op for run in runs for op in run.opaque}))
+    behind = {key: how for key, how in related.differing.items() if any(run.is_behind_opaque(key) for run in runs)}
+    before = {key: how for key, how in related.differing.items() if key not in behind}
     if kernels is None or all(run.opaque for run in runs):
         reason = "ops that cannot be followed inside, and no other side that computes the same in PyTorch here"
-        related.doubts |= dict.fromkeys(related.differing, f"{ops}: {reason}")
-        related.differing = {}
+        related.doubts |= dict.fromkeys(behind, f"{ops}: {reason}")
+        related.differing = before
         return []
     if not kernels.unmatched:
         return []
     kernel = next(number for number, run in enumerate(runs) if run.opaque)
-    wrong, other = list[KernelResult](), dict[Key, str]()
-    for key, how in related.differing.items():
+    wrong, other = list[KernelResult](), before
+    for key, how in behind.items():
         result, exact = runs[kernel].results[key], runs[1 - kernel].results[key].reference
         if exact is None:
             other[key] = how
@@ -285,7 +285,7 @@ def _agree(runs: Sequence[Execution], related: Relations, keys: Sequence[Key]) -
     open_ones = [key for key in outputs if key not in close and not is_determined(results[key])]
     doubts = related.doubts | dict.fromkeys(open_ones, "zero, or not determined by the data")
     of_outputs = [key for key in doubts if key[0] not in ("gradient", "module")]
-    numbers = any(value is not None for value in runs[0].plain.values())
+    numbers = _has_numbers(runs[0])
     texts = [f"{str_of(key)}: {doubts[key]}" for key in of_outputs or doubts]
     if of_outputs or not (keys or numbers) or (keys and len(doubts) >= len(keys)):
         text = "; ".join(texts[:3]) or "no result was compared"
@@ -295,6 +295,10 @@ def _agree(runs: Sequence[Execution], related: Relations, keys: Sequence[Key]) -
     text = f"the same function; {len(keys)} results differ by at most {related.roundings:.2g} roundings"
     text += f" of {rounded_to(related.unit)}" if related.unit else ""
     return Parity(AGREE, text, roundings=related.roundings, notes=tuple(texts))
+
+
+def _has_numbers(run: Execution) -> bool:
+    return any(value is not None for value in run.plain.values())
 
 
 def _wrong_kernel(
@@ -352,28 +356,25 @@ def _compare_bits(sides: Sequence[Subject], runs: Sequence[Execution]) -> Parity
     ]
     keys = common_keys(runs)
     for key in keys:
-        if not all(key in values for values in plain) or not _same_bits(*(values[key] for values in plain)):
+        if not all(key in values for values in plain) or not have_equal_bits(*(values[key] for values in plain)):
             at = _first_other_bits(runs)
             places = " and ".join(
                 str(place or f"no op that the shadow of {side} saw") for place, side in zip(at, "ab", strict=True)
             )
             return Parity(ANOTHER, f"{str_of(key)} has other bits; they part at {places}", key=str_of(key), at=at)
+    if not keys and not _has_numbers(runs[0]):
+        return Parity(UNDECIDED, "no result was compared")
     return Parity(AGREE, f"{len(keys)} results have equal bits")
 
 
 def _first_other_bits(runs: Sequence[Execution]) -> tuple[Where | None, Where | None]:
-    """The first op of each run whose result has bits that the other run does not have."""
-    records = [run.trail.records if run.trail is not None else [] for run in runs]
+    """The first op of each run whose result has bits that the other run does not have; None beside a record."""
+    if any(run.trail is None for run in runs):
+        return None, None
+    records = [run.trail.records for run in runs if run.trail is not None]
     bits: list[Mapping[int, None]] = [dict.fromkeys(record.bits for record in run) for run in records]
     first, second = (
         next((r.where for r in run if r.where is not None and r.bits not in other), None)
         for run, other in zip(records, bits[::-1], strict=True)
     )
     return first, second
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if (a.shape, a.dtype) != (b.shape, b.dtype):
-        return False
-    first, second = (t.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(first, second)

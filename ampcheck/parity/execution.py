@@ -68,6 +68,12 @@ class Execution:
     notes: list[str] = field(default_factory=list)
     no_backward: bool = False
 
+    def is_behind_opaque(self, key: Key) -> bool:
+        """Whether an op that cannot be followed inside may have made a result; True where no trail tells."""
+        if self.trail is None or key not in self.records:
+            return bool(self.opaque)
+        return self.trail.is_behind_opaque(self.records[key])
+
 
 def execute(
     side: Side,

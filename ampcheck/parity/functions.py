@@ -88,3 +88,11 @@ def is_determined(result: Result) -> bool:
 def _marked(tensor: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """The elements at some places, NaN as a number that is equal to itself."""
     return tensor[where].nan_to_num(math.pi)
+
+
+def have_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are of one shape and dtype and contain the same bits, NaN for NaN."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    first, second = (t.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(first, second)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from ampcheck.facts.norms import finite_parts, real_parts
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, str_of
 from ampcheck.parity.judgement import failures_of
-from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, row_weights
+from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, Trail, row_weights
 from ampcheck.records.parity import GoldenComparison
 from ampcheck.records.results import UNKNOWABLE
 from ampcheck.shadow.compare import Result
@@ -51,6 +52,10 @@ _SUMS = 4.0
 _LAST_DIGITS = 2.0**-20
 """The relative distance of arguments that another CPU makes, by other instructions: 16 roundings of float32."""
 
+_SHAKING = 8 * _LAST_DIGITS / (FLOAT64_NOISE * roundoff(torch.float32))
+"""How many times the noise of a result last digits of the arguments may change it by. The noise is `FLOAT64_NOISE` of
+what one rounding of float32 does to it; 8 is for elements far smaller than the largest of their argument."""
+
 _PATIENCE = 60.0
 """Seconds for which a writer waits for another."""
 
@@ -66,8 +71,8 @@ class Golden:
     """One result as a file keeps it: in float64, what is not finite as zero.
 
     values: all elements, or of each group a weighted sum and the norm. noise: of each of them, what float64 itself may
-    be off. nonfinite: elements that are inf, -inf and NaN. digits: decimal digits that rounding leaves of the result,
-    None of integers.
+    be off. nonfinite: elements that are inf, -inf and NaN. places: a checksum of where they are. digits: decimal digits
+    that rounding leaves of the result, None of integers.
     """
 
     dtype: str
@@ -75,6 +80,7 @@ class Golden:
     values: tuple[float, ...]
     noise: tuple[float, ...]
     nonfinite: tuple[int, ...] = (0, 0, 0)
+    places: int = 0
     digits: float | None = None
 
 
@@ -88,13 +94,20 @@ def golden_of(result: Result) -> Golden:
     exact, moved = finite_parts(reference.exact), finite_parts(reference.moved)
     values, away, size = _summed(exact), _summed(moved - exact, sizes=True), _summed(exact, sizes=True)
     infinite = real_parts(reference.exact)
-    places = infinite == torch.inf, infinite == -torch.inf, infinite.isnan()
-    nonfinite = tuple(int(found.sum()) for found in places)
+    masks = infinite == torch.inf, infinite == -torch.inf, infinite.isnan()
+    nonfinite = tuple(int(found.sum()) for found in masks)
+    places = zlib.crc32(torch.stack(masks).numpy().tobytes()) if any(nonfinite) else 0
     norms = [float(torch.linalg.vector_norm(t)) for t in (moved - exact, exact)]
     share = max(norms[0] / (norms[1] or 1.0), reference.unit)
     digits = round(max(0.0, -math.log10(share)), 1)
     return Golden(
-        dtype, shape, _numbers(values), _numbers(FLOAT64_NOISE * away + FLOAT64_ALIKE * size), nonfinite, digits
+        dtype,
+        shape,
+        _numbers(values),
+        _numbers(FLOAT64_NOISE * away + FLOAT64_ALIKE * size),
+        nonfinite,
+        places,
+        digits,
     )
 
 
@@ -115,17 +128,19 @@ def _numbers(values: torch.Tensor) -> tuple[float, ...]:
     return tuple(float(f"{number:.{_DIGITS}g}") for number in values.reshape(-1).tolist())
 
 
-def differs(old: Golden, new: Golden) -> str:
-    """How the exact values of a result differ from the recorded ones; "" where they do not."""
+def differs(old: Golden, new: Golden, noise: float = 1.0) -> str:
+    """How the exact values of a result differ from the recorded ones; "" where they do not. noise: a factor of it."""
     if old.shape != new.shape:
         return f"it is of shape {list(new.shape)}, and was {list(old.shape)}"
     if old.dtype != new.dtype:
         return f"it is {new.dtype}, and was {old.dtype}"
     if old.nonfinite != new.nonfinite:
         return f"inf, -inf and NaN are {new.nonfinite} elements in float64, and were {old.nonfinite}"
+    if old.places != new.places:
+        return "inf, -inf and NaN are other elements in float64"
     before, after = (torch.tensor(golden.values, dtype=torch.float64) for golden in (old, new))
     noises = (torch.tensor(golden.noise, dtype=torch.float64) for golden in (old, new))
-    allowed = torch.maximum(*noises) + 10.0**-_DIGITS * before.abs()
+    allowed = noise * torch.maximum(*noises) + 10.0**-_DIGITS * before.abs()
     off = (after - before).abs()
     apart = off > 2 * allowed
     if not bool(apart.any()):
@@ -154,7 +169,9 @@ def _from_plain(fields: Mapping[str, Any]) -> Golden:
     if len(values) != len(noise):
         raise ValueError(f"{len(values)} values and {len(noise)} noises")
     shape = tuple(map(int, fields["shape"].split()))
-    return Golden(fields["dtype"], shape, values, noise, tuple(fields["nonfinite"]), fields["digits"])
+    return Golden(
+        fields["dtype"], shape, values, noise, tuple(fields["nonfinite"]), fields.get("places", 0), fields["digits"]
+    )
 
 
 class GoldenFile:
@@ -224,7 +241,8 @@ def run_for_golden(
 ) -> tuple[Execution, Execution]:
     """A run as it is, and one in which exact takes the decisions, whose exact values are those of no release or CPU."""
     side = Side(name, function, args, kwargs)
-    return execute(side), execute(side, independent=True)
+    run = execute(side)
+    return run, execute(side, independent=True, trail=Trail() if run.opaque else None)
 
 
 def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution], *, update: bool) -> GoldenComparison:
@@ -259,11 +277,13 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
         gone=tuple(sorted(recorded.keys() - common)),
         new=tuple(sorted(results.keys() - common)),
         differing=differing,
-        undetermined=tuple(key for key in differing if _is_undetermined(results[key])),
+        undetermined=tuple(k for k in differing if _is_undetermined(recorded[k]) and _is_undetermined(results[k])),
         digits=min((golden.digits for golden in results.values() if golden.digits is not None), default=None),
         opaque=tuple(run.opaque),
+        behind_opaque=tuple(str_of(key) for key in independent.results if independent.is_behind_opaque(key)),
         changed=changed,
         shaken=shaken,
+        beyond_shaking=tuple(key for key in differing if differs(recorded[key], results[key], _SHAKING)),
     )
 
 

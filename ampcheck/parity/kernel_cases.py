@@ -23,11 +23,10 @@ _STEEP = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Arguments for a kernel, and what is special about them. layout: the values are those of another case."""
+    """Arguments for a kernel, by the name of what is special about them."""
 
     name: str
     arguments: Arguments
-    layout: bool = False
 
 
 def cases_of(inputs: Any, sizes: Sequence[int] = SIZES) -> Iterator[Case]:
@@ -59,7 +58,7 @@ def _variants(title: str, given: Any, *, full: bool) -> Iterator[Case]:
     if not any(t.numel() > 1 for _, t in tensors(arguments)):
         return
     for name, layout in _LAYOUTS:
-        yield Case(f"{title}, {name}", _mapped(layout, arguments, every=True), layout=True)
+        yield Case(f"{title}, {name}", _mapped(layout, arguments, every=True))
     for name, values in _VALUES if full else ():
         yield Case(f"{title}, {name}", _mapped(values, arguments))
 

@@ -118,7 +118,8 @@ def explained_by_tables(related: Relations, coarsest: float) -> Iterator[str]:
     if coarsest <= JUDGED_UNIT:
         yield f"tables in float32 that one side alone holds explain the difference in {result}"
         return
-    related.doubts[related.rounded[0]] = (
+    related.doubts |= dict.fromkeys(
+        related.rounded,
         "one side holds weights or tables in 16 bits that the other does not, and rounding them explains the "
-        "difference; make both from the same numbers"
+        "difference; make both from the same numbers",
     )

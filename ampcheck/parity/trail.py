@@ -60,6 +60,7 @@ class Record:
     where: None of data that entered. marks: norm, sum, sum of magnitudes, largest and smallest element. rows: a
     weighted sum and the norm of each row. noise: how far float64 itself may be off. live: made of data, and no mask or
     table. kept: the value and its companions, of data and of the shapes that are kept. bits: a hash of the real values.
+    opaque: made by an op that cannot be followed inside.
     """
 
     where: Where | None
@@ -71,6 +72,7 @@ class Record:
     live: bool = False
     kept: tuple[torch.Tensor, Reference] | None = None
     bits: int = 0
+    opaque: bool = False
 
 
 class Trail:
@@ -84,6 +86,7 @@ class Trail:
         self.shadow: ObservedShadow
         self.shapes, self.bits = shapes, bits
         self._known = StorageMap[dict[_Layout | None, int]]()
+        self._chooses = False  # an opaque op returned integers, and what they choose has no parent here
 
     def __call__(self, call: Call) -> None:
         """Record the results of an op."""
@@ -91,9 +94,13 @@ class Trail:
         inputs = [t for t in call.inputs if has_companions(t) and t.numel()]
         parents = tuple(self.number(t, as_view=id(t) not in written) for t in inputs)
         live = any(self.records[parent].live for parent in parents)
+        opaque = is_opaque(call)
         for tensor in (*call.fresh, *call.written):
             if has_companions(tensor) and tensor.numel():
-                self._add(tensor, self._record(tensor, call.where, parents, live=live))
+                number = self._add(tensor, self._record(tensor, call.where, parents, live=live))
+                self.records[number].opaque = opaque
+            elif opaque:
+                self._chooses = True
 
     def number(self, tensor: torch.Tensor, *, as_view: bool = True) -> int:
         """The record of a tensor: of its memory, or, `as_view`, of its own layout of it. Data that enters is
@@ -133,6 +140,10 @@ class Trail:
         away = float(torch.linalg.vector_norm(moved.reshape(-1) - flat))
         noise = FLOAT64_NOISE * away + FLOAT64_ALIKE * float(size)
         return Record(where, parents, marks, rows, tensor.shape, noise, live)
+
+    def is_behind_opaque(self, number: int) -> bool:
+        """Whether an op that cannot be followed inside may have made a record, or what it is made of."""
+        return self._chooses or any(self.records[i].opaque for i in self._behind([number]))
 
     def coarsest_not_in(self, other: Trail, results: Iterable[int]) -> float:
         """The unit roundoff of data behind these records that the other run does not have: tables and weights made

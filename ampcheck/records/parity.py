@@ -68,14 +68,16 @@ class Parity:
     notes: tuple[str, ...] = ()
 
 
-PASSED, REFUSED, SAYS_NOTHING, LEFT_OUT = "passed", "refused", "says nothing", "left out"
+PASSED, REFUSED, SAYS_NOTHING, LEFT_OUT, REPEATED = "passed", "refused", "says nothing", "left out", "repeated"
 """What a case may come to. It says nothing where all exact results are zero or undetermined, and is left out where the
-reference raises, or is beyond the bound of its own rounding."""
+reference raises, or is beyond the bound of its own rounding. A case that is repeated gave the same bits each time,
+which says nothing of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How a kernel did on one case. error, limit: of its worst result, in unit roundoffs."""
+    """How a kernel did on one case. error, limit: of its worst result, in unit roundoffs. silent: results that the case
+    says nothing of."""
 
     case: str
     outcome: str
@@ -83,6 +85,7 @@ class Tried:
     error: float = 0.0
     limit: float = 0.0
     reason: str = ""
+    silent: tuple[str, ...] = ()
 
     @property
     def nearness(self) -> float:
@@ -103,6 +106,12 @@ class KernelTrial:
         """The cases with this outcome."""
         return tuple(tried for tried in self.tried if tried.outcome == outcome)
 
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """The results that every case that passed says nothing of."""
+        silent = [set(tried.silent) for tried in self.of(PASSED)]
+        return tuple(sorted(set.intersection(*silent))) if silent else ()
+
 
 @dataclass(frozen=True, slots=True)
 class GoldenComparison:
@@ -112,8 +121,9 @@ class GoldenComparison:
     name. written: it was written just now. results: how many there are. gone, new: names of results that one of the two
     lacks. differing: by name, how exact values differ. undetermined: those of them of which the data determine nothing.
     digits: of the results that rounding leaves. failures: what the checks of one run say of the run itself. opaque: ops
-    that cannot be followed. changed: by name, how arguments differ from those of the recorded run; shaken: in their
-    last digits alone.
+    that cannot be followed; behind_opaque: results that they may have made. changed: by name, how arguments differ from
+    those of the recorded run; shaken: in their last digits alone. beyond_shaking: results that differ by more than last
+    digits of the arguments explain.
     """
 
     name: str
@@ -128,5 +138,7 @@ class GoldenComparison:
     digits: float | None = None
     failures: tuple[Finding, ...] = ()
     opaque: tuple[str, ...] = ()
+    behind_opaque: tuple[str, ...] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
     shaken: Mapping[str, str] = field(default_factory=dict)
+    beyond_shaking: tuple[str, ...] = ()

@@ -32,13 +32,13 @@ class ObservedShadow(Shadow):
         self,
         model: torch.nn.Module | None = None,
         *,
-        observer: Callable[[Call], None] | None = None,
         independent: bool = False,
         judge: bool = True,
         freedom: bool = False,
     ) -> None:
         super().__init__(model, judge=judge, freedom=freedom)
-        self.observer, self._independent = observer, independent
+        self.observer: Callable[[Call], None] | None = None
+        self._independent = independent
         self._follower = Follower(self.store, self._sides, self.unruled, independent=independent)
 
     def _find_results(self, call: Call, storages: Collection[int]) -> None:

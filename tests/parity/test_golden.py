@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch  # noqa: F401  pytester drops what a run in this process imports, and torch does not load twice
+import torch  # pytester drops what a run in this process imports, and torch does not load twice
+
+LIBRARY = torch.library.Library("golden_tests", "DEF")
+LIBRARY.define("kernel(Tensor x) -> Tensor")
+LIBRARY.impl("kernel", lambda x: x.cos(), "CPU")
 
 TEST = """
 import torch
@@ -72,7 +76,7 @@ def test_other_arguments_fail_and_other_last_digits_leave_it_open_with_a_warning
     pytester.makepyfile(test_mean=TEST.replace("manual_seed(0)", "manual_seed(2)").format(x="x", after=""))
     failed = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     failed.assert_outcomes(failed=1)
-    failed.stdout.fnmatch_lines(["*a golden is one of its arguments, which are others now; argument 0.0*"])
+    failed.stdout.fnmatch_lines(["*the arguments must be those that the golden was recorded with; argument 0.0*"])
     wide = TEST.replace(".bfloat16()", "").format(x="x", after="")
     pytester.makepyfile(test_wide=wide)
     pytester.runpytest_inprocess("-p", "no:cacheprovider", "--ampcheck-update", "test_wide.py").assert_outcomes(
@@ -82,6 +86,42 @@ def test_other_arguments_fail_and_other_last_digits_leave_it_open_with_a_warning
     opened = pytester.runpytest_inprocess("-W", "default", "-p", "no:cacheprovider", "test_wide.py")
     opened.assert_outcomes(passed=1, warnings=1)
     opened.stdout.fnmatch_lines(["*is undecided: exact values differ, and so do the last digits of argument 0.0*"])
+    other = wide.replace("manual_seed(0))", "manual_seed(0)) * (1 + 2**-22)").replace("mean(-1)", "mean(-1) * 3")
+    pytester.makepyfile(test_wide=other)
+    failed = pytester.runpytest_inprocess("-p", "no:cacheprovider", "test_wide.py")
+    failed.assert_outcomes(failed=1)
+    failed.stdout.fnmatch_lines(["*exact values must be those that were recorded*"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("x.float().sin()", "(x.float() * 1e5).sin()", "*exact values must be those that were recorded*"),
+        ("(x - 4.5) / 0", "(4.5 - x) / 0", "*inf, -inf and NaN are other elements in float64*"),
+        (
+            "(kernel(x.detach()), x * 2)",
+            "(kernel(x.detach()), x * 3)",
+            "*exact values must be those that were recorded*",
+        ),
+    ],
+)
+def test_what_the_new_run_is_excuses_no_change(
+    pytester: pytest.Pytester, first: str, second: str, message: str
+) -> None:
+    test = """
+    import torch
+
+    kernel = torch.ops.golden_tests.kernel
+
+    def test_values(golden):
+        golden.check("values", lambda x: {change}, torch.arange(9.0) + 0.5)
+    """
+    for number, change in enumerate((first, second)):
+        pytester.makepyfile(test_golden_values=test.format(change=change))
+        arguments = [] if number else ["--ampcheck-update"]
+        done = pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+        done.assert_outcomes(**{"failed" if number else "passed": 1})
+    done.stdout.fnmatch_lines([message])
 
 
 def test_formats_signs_of_infinities_and_single_elements_count(pytester: pytest.Pytester) -> None:

@@ -35,8 +35,48 @@ def test_a_planted_fault_is_refused(name: str) -> None:
 
 
 def test_zeros_alone_certify_nothing() -> None:
-    run = assert_kernel(lambda x: x * 0, lambda x: x * 0, (draw(4, 8),), runs=1)
+    run = assert_kernel(lambda x: x * 0, lambda x: x * 0, (draw(4, 8),))
     assert run.findings[0].verdict is Verdict.UNDECIDED
+
+
+def test_equal_bits_each_time_say_nothing_of_the_reference() -> None:
+    x = draw(4, 8).double()
+    run = assert_kernel(lambda x: x * 3, lambda x: x * 2, (x,))
+    assert run.findings[0].verdict is Verdict.UNDECIDED
+    run = assert_kernel(lambda x: (x * 3, x.argmax()), lambda x: (x * 2, x.argmax()), (x,))
+    assert run.findings[0].verdict is Verdict.UNDECIDED
+    assert "no case says anything of output 0" in run.findings[0].message
+
+
+class Calls:
+    """How often a kernel was called, where no comparison restores it as it restores a closure."""
+
+    count = 0
+    most = 1000
+
+
+def test_a_kernel_that_raises_later_is_refused() -> None:
+    def fades(x: torch.Tensor) -> torch.Tensor:
+        Calls.count += 1
+        if Calls.count > Calls.most:
+            raise RuntimeError("out of workspace")
+        return x * 2
+
+    Calls.count = 0
+    assert_kernel(fades, lambda x: x * 2, (draw(4, 8),), runs=1)
+    Calls.count, Calls.most = 0, Calls.count + 5  # every case, and some of the further runs
+    with pytest.raises(AssertionError, match=r"a further run raised: .*out of workspace"):
+        assert_kernel(fades, lambda x: x * 2, (draw(4, 8),))
+
+
+def test_a_kernel_that_a_strategy_finds_flaky_is_refused() -> None:
+    def flaky(x: torch.Tensor) -> torch.Tensor:
+        Calls.count += 1
+        return x * (3 if Calls.count == 1 else 2)
+
+    Calls.count = 0
+    with pytest.raises(AssertionError, match="a kernel must compute what"):
+        assert_kernel(flaky, lambda x: x * 2, st.just((draw(4, 8),)))
 
 
 def test_the_certificate_says_what_was_tried(tmp_path: Path) -> None:

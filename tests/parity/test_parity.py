@@ -39,7 +39,7 @@ def test_a_pass_counts_the_results_and_shows_both_errors() -> None:
 
 def test_state_random_numbers_and_arguments_are_as_before() -> None:
     norm = nn.BatchNorm1d(8)
-    before, drawn, x = copy.deepcopy(norm.state_dict()), torch.get_rng_state(), torch.randn(6, 8)
+    before, x = copy.deepcopy(norm.state_dict()), torch.randn(6, 8)
     drawn, kept = torch.get_rng_state(), x.clone()
     assert_parity(nn.Sequential(norm, nn.Dropout(0.5)), nn.Sequential(copy.deepcopy(norm), nn.Dropout(0.5)), (x,))
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
@@ -126,7 +126,7 @@ def test_what_a_call_returns_beside_tensors_is_compared() -> None:
     x = draw(4, 8)
     with pytest.raises(AssertionError, match="output 1 is 3 in a and 4 in b"):
         assert_parity(lambda x: (x * 2, 3), lambda x: (x * 2, 4), (x,))
-    with pytest.raises(AssertionError, match="output 1 is None in a and 'nothing' in b"):
+    with pytest.raises(AssertionError, match="output 1 is None in a and missing in b"):
         assert_parity(lambda x: (x * 2, None), lambda x: (x * 2,), (x,))
     assert_parity(lambda x: x.float().sum().item(), lambda x: x.sum().item(), (x,))
     run = assert_parity(lambda x: x.float(), lambda x: x * 1, (x,))
@@ -242,6 +242,47 @@ def test_a_norm_over_the_batch_depends_on_it() -> None:
         assert_parity(lambda x: x - x.mean(0, keepdim=True), Batch(), (draw(6, 16),))
 
 
+@pytest.mark.parametrize(
+    "circumstance", [Batch(6), Batch(64), Chunks(16, step=lambda f, x, h: (f(x), h)), Permutation(2)]
+)
+def test_a_circumstance_that_changes_nothing_is_refused(circumstance: Any) -> None:
+    with pytest.raises(UsageError, match="must be smaller than the whole"):
+        assert_parity(lambda x: x - x.mean(0, keepdim=True), circumstance, (draw(6, 16, 1),))
+
+
+def test_every_permutation_moves_something() -> None:
+    for length in range(2, 9):
+        with pytest.raises(AssertionError, match="must compute one function"):
+            assert_parity(lambda x: x * torch.arange(1.0, x.shape[1] + 1), Permutation(1), (torch.ones(2, length),))
+
+
+def test_threads_are_compared_with_another_number_of_them() -> None:
+    for count in (torch.get_num_threads(), torch.get_num_threads() + 1):
+        with pytest.raises(AssertionError, match="must compute one function"):
+            assert_parity(lambda x: x * torch.get_num_threads(), Threads(count), (torch.ones(4, 4),))
+
+
+def test_nothing_has_no_equal_bits() -> None:
+    run = assert_parity(lambda x: None, lambda x: None, (draw(2, 4),), relation="bitwise")
+    assert run.findings[0].verdict is Verdict.UNDECIDED
+
+
+def test_a_kernel_excuses_its_own_results_alone() -> None:
+    first, second = (torch.library.custom_op(f"parity_tests::{name}", _cosine, mutates_args=()) for name in "ab")
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    assert_parity(lambda x: (first(x.detach()), x * 2), lambda x: (second(x.detach()), x * 2), (x,))
+    with pytest.raises(AssertionError, match="output 1: exact values differ"):
+        assert_parity(lambda x: (first(x.detach()), x * 2), lambda x: (second(x.detach()), x * 3), (x,))
+    with pytest.raises(AssertionError, match="output 1: exact values differ"):
+        assert_parity(
+            lambda x: (first(x.detach()), x.bfloat16() * 1.003), lambda x: (x.detach() + 0, x.bfloat16() * 1.0), (x,)
+        )
+
+
+def _cosine(x: torch.Tensor) -> torch.Tensor:
+    return x.cos()
+
+
 def test_invariances_of_the_search_are_circumstances() -> None:
     assert_parity(lambda x: x.float().softmax(-1), Shift(1.0), (draw(4, 16),))
     with pytest.raises(AssertionError, match="padding along dimension -1"):
@@ -268,7 +309,7 @@ def test_circumstances_keep_the_structure_and_split_what_is_named() -> None:
     assert_parity(lambda x: (layer(x), None), Batch(), (x,))
     assert_parity(lambda x, w: x @ w, Batch(inputs=(0,)), (draw(16, 16), draw(16, 16, seed=1)))
     assert_parity(layer, Batch(), {"input": x}, relation="bitwise")
-    with pytest.raises(UsageError, match="at least one row"):
+    with pytest.raises(UsageError, match="must be smaller than the whole"):
         assert_parity(layer, Batch(), (torch.zeros(0, 16, dtype=BF16),))
     with pytest.raises(UsageError, match="dim of Batch must be a whole number"):
         Batch(dim="x")  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from ampcheck.core.check import Check, Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
-from ampcheck.records.parity import PASSED, REFUSED, KernelTrial
+from ampcheck.records.parity import PASSED, REFUSED, REPEATED, KernelTrial
 
 CHECK = Check(
     "kernel",
@@ -55,11 +55,17 @@ def check(trial: KernelTrial, limits: Limits) -> Iterator[Finding]:
         message = f"no case says anything of the kernel: {reasons[:_REASONS]}"
         yield CHECK.undecided(trial.kernel, message, hint="give inputs on which the reference computes something")
         return
+    if trial.unjudged:
+        message = f"no case says anything of {', '.join(trial.unjudged)}, which is zero, or in float64, on all of them"
+        yield CHECK.undecided(trial.kernel, message, hint="give inputs on which each result is judged")
+        return
     worst = max(passed, key=lambda tried: tried.nearness)
     message = (
         f"as {trial.reference} on {len(passed):,} cases; at worst {worst.error:.2g} roundings, limit {worst.limit:.2g}"
         f", on {worst.case}"
     )
-    if others := len(trial.tried) - len(passed):
+    if repeated := trial.of(REPEATED):
+        message += f"; equal bits each time on {repeated[0].case}"
+    if others := len(trial.tried) - len(passed) - len(repeated):
         message += f"; {others:,} further cases say nothing"
     yield CHECK.passed(trial.kernel, message, len(passed), observed=worst.error, limit=worst.limit)
