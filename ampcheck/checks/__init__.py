@@ -113,6 +113,8 @@ def _accepted(added: Any) -> Any:
         raise UsageError(f"CHECK must be an ampcheck Check, and check a function; found {check!r:.60}")
     if check.slug in {own.check.slug for own in _own()}:
         raise UsageError(f"the name {check} is one of ampcheck's own checks")
+    if not check.needs:
+        raise UsageError(f"{check} must name the records that it needs: without one it is never called")
     if missing := [f"{name}:" for name in SECTIONS if not sections(check.page or "").get(name)]:
         raise UsageError(f"the docstring needs paragraphs that begin with {', '.join(missing)}")
     return added

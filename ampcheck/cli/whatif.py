@@ -70,6 +70,6 @@ def _whatif(options: argparse.Namespace) -> int:
         print_report(run, tables, verbose=options.verbose)
         if options.budget is not None:
             print()
-            print(filter_text(what, options.budget) or f"# no choice has so few as {options.budget:g} bits per weight")
+            print(filter_text(what, options.budget) or f"# no choice fits into {options.budget:g} bits per weight")
 
     return finish(run, options, show)

@@ -38,7 +38,7 @@ def extensions(group: str, accept: Callable[[Any], Any]) -> tuple[Extension, ...
 
 
 def broken() -> list[Extension]:
-    """Those that were to be loaded so far and are left out."""
+    """The entry points that failed to load so far."""
     return [extension for group in _LOADED.values() for extension in group if extension.error]
 
 

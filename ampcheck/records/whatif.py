@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ampcheck.core.run import Finding
-
 
 @dataclass(frozen=True, slots=True)
 class ProductLoss:
@@ -29,7 +27,7 @@ class ProductLoss:
 
 
 def decibels(noise: float) -> float:
-    """The signal to noise ratio of a relative error, in dB; of NaN none, as of infinity."""
+    """The signal to noise ratio of a relative error, in dB: minus infinity for NaN, as for an infinite error."""
     if math.isnan(noise):
         return -math.inf
     return -20 * math.log10(noise) if noise > 0 else math.inf
@@ -56,7 +54,8 @@ class LayerLoss:
 class FormatLoss:
     """A model with all its linear layers in one recipe. bits: per weight of these layers. loss: and `reference`, that
     of the run in the model's own precision; None where there is none. error: of all gradients, or of the outputs
-    without any, relative to that run. multiplications: the part of the layers' that is narrow."""
+    without any, relative to that run; `of` says which. narrow_share: the part of the layers' multiplications that is
+    in narrow formats."""
 
     subject: str
     recipe: str
@@ -65,7 +64,8 @@ class FormatLoss:
     error: float
     loss: float | None = None
     reference: float | None = None
-    multiplications: float = 1.0
+    narrow_share: float = 1.0
+    of: str = "gradients"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +93,3 @@ class WhatIf:
     losses: tuple[FormatLoss, ...]
     front: tuple[Point, ...] = ()
     unseen: Mapping[str, int] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()

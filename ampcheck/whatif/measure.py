@@ -23,10 +23,11 @@ from ampcheck.whatif.recipes import PRODUCTS, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a run gave: its loss, and by name the gradients of parameters, or without any the outputs."""
+    """What a run gave: its loss, and by name its results. of: `gradients`, of parameters, or without any `outputs`."""
 
     loss: float | None
     results: Mapping[str, torch.Tensor]
+    of: str
 
     def error(self, reference: Execution) -> float:
         """The distance from another run's results over their norm; infinite where a result is lacking or not finite."""
@@ -57,16 +58,13 @@ class Runner:
         self._subject, self._calls, self._blocks, self._dtype = subject, prepared.calls, prepared.blocks, dtype
         self.root: torch.nn.Module = prepared.root
 
-    def run(self, products: Products | None = None) -> Execution:
-        """All calls, one after the other; gradients add up. Without products nothing is emulated."""
+    def run(self, products: Products) -> Execution:
+        """All calls, one after the other; gradients add up."""
         for parameter in self.root.parameters():
             parameter.grad = None
         try:
-            with preserved_objects(self.root, self._calls), seeded():
-                if products is None:
-                    return self._run()
-                with LinearMode(self.root, products):
-                    return self._run()
+            with preserved_objects(self.root, self._calls), seeded(), LinearMode(self.root, products):
+                return self._run()
         except UsageError:
             raise
         except BaseException as error:  # the user's model may raise anything
@@ -88,7 +86,9 @@ class Runner:
                     run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
         named = self.root.named_parameters()
         gradients = {name: p.grad.double() for name, p in named if p.grad is not None and not p.grad.is_sparse}
-        return Execution(sum(losses) if losses else None, gradients or outputs)
+        if not (results := gradients or outputs):
+            raise UsageError(f"{self._subject.name} must give gradients or floating outputs to compare; found neither")
+        return Execution(sum(losses) if losses else None, results, "gradients" if gradients else "outputs")
 
 
 def share_of_narrow(products: Products, recipe: Recipe) -> float:

@@ -153,7 +153,15 @@ class _Trial:
         narrow = share_of_narrow(self.watched, recipe)
         error = run.error(self.reference)
         return FormatLoss(
-            self.subject.name, recipe.name, recipe.bits, layers, error, run.loss, self.reference.loss, narrow
+            self.subject.name,
+            recipe.name,
+            recipe.bits,
+            layers,
+            error,
+            run.loss,
+            self.reference.loss,
+            narrow,
+            self.reference.of,
         )
 
     def front(self, losses: Sequence[FormatLoss], budget: float | None) -> tuple[Point, ...]:
@@ -184,10 +192,10 @@ class _Trial:
 
 
 def _recipes_table(what: WhatIf) -> Table:
-    columns = ("recipe", "bits per weight", "weights, bytes", "narrow products", "error of gradients", "dB", "loss")
+    columns = ("recipe", "bits per weight", "weights, bytes", "narrow products", f"error of {_of(what)}", "dB", "loss")
     rows = [
         (loss.recipe, round(loss.bits, 3), round(sum(layer.weights for layer in loss.layers) * loss.bits / 8),
-         f"{loss.multiplications:.0%}", loss.error, decibels(loss.error), loss.loss if loss.loss is not None else "")
+         f"{loss.narrow_share:.0%}", loss.error, decibels(loss.error), loss.loss if loss.loss is not None else "")
         for loss in what.losses
     ]  # fmt: skip
     own = what.losses[0].reference if what.losses else None
@@ -199,6 +207,11 @@ def _recipes_table(what: WhatIf) -> Table:
         _CHECK,
         f"{note}, whose loss is {own:.4g}" if own else note,
     )
+
+
+def _of(what: WhatIf) -> str:
+    """What the errors are of: `gradients`, or `outputs` of a model that gives none."""
+    return what.losses[0].of if what.losses else "gradients"
 
 
 def _layer_tables(what: WhatIf) -> list[Table]:
@@ -217,7 +230,7 @@ def _layer_tables(what: WhatIf) -> list[Table]:
                 f"{max((p.flushed for p in layer.products.values()), default=0.0):.1%}",
                 "" if math.isnan(layer.alone) else layer.alone,
             ))  # fmt: skip
-        note = "roundings: of bfloat16; alone: error of all gradients when this layer alone is in the recipe"
+        note = f"roundings: of bfloat16; alone: error of all {loss.of} when this layer alone is in the recipe"
         tables.append(Table(f"Layers in {loss.recipe}", columns, tuple(rows), _CHECK, note))
     return tables
 
@@ -244,13 +257,13 @@ def _weights(what: WhatIf) -> dict[str, int]:
 
 def filter_text(what: WhatIf, budget: float) -> str:
     """Python text of the filter functions, one for each recipe, by which torchao converts the layers of the verified
-    choice that has the least error with at most `budget` bits per weight; "" where none with so few is finite."""
+    choice that has the least error with at most `budget` bits per weight; "" if no finite choice fits the budget."""
     points = [p for p in what.front if p.bits <= budget + 1e-9 and math.isfinite(p.measured)]
     if not points:
         return ""
     best = min(points, key=lambda point: point.measured)
     lines = [
-        f"# {what.subject}: {best.bits:.2f} bits per weight, gradients off by {best.measured:.2g} of their norm",
+        f"# {what.subject}: {best.bits:.2f} bits per weight, {_of(what)} off by {best.measured:.2g} of their norm",
         f"# in 16 bits: {', '.join(best.kept(_weights(what))) or 'none'}",
     ]
     for recipe, name in _identifiers(best.choice.values()).items():
@@ -262,7 +275,7 @@ def filter_text(what: WhatIf, budget: float) -> str:
 
 
 def _identifiers(recipes: Iterable[str]) -> dict[str, str]:
-    """Names of recipes as Python has names, each another one."""
+    """A distinct Python identifier for each recipe."""
     names = dict[str, str]()
     for recipe in sorted(set(recipes)):
         name = re.sub(r"\W|^(?=\d|$)", "_", recipe, flags=re.ASCII)
@@ -280,5 +293,5 @@ def _chart(what: WhatIf) -> Chart:
         Series(name, tuple(p.bits for p in line), tuple(p.measured for p in line))
         for name, line in zip(names, lines, strict=True)
     )
-    title, labels = "Error of gradients by bits per weight", ("bits per weight", "relative error")
+    title, labels = f"Error of {_of(what)} by bits per weight", ("bits per weight", "relative error")
     return Chart("line", title, *labels, series, check=_CHECK, y_scale="log")

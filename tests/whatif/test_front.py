@@ -76,3 +76,4 @@ def test_a_budget_is_kept_and_buys_no_less_than_the_front(errors: list[tuple[flo
 def test_a_point_is_best_that_none_dominates() -> None:
     points = [(8.0, 0.1), (4.5, 0.2), (8.0, 0.2)]
     assert [is_best(*point, points) for point in points] == [True, True, False]
+    assert not is_best(4.0, math.inf, [*points, (4.0, math.inf)])

@@ -8,6 +8,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import ampcheck
+from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.records.whatif import FormatLoss, LayerLoss, Point, WhatIf
 from ampcheck.whatif import RECIPES, Recipe, filter_text, measure, whatif
@@ -186,14 +187,17 @@ def test_an_einsum_that_projects_is_a_layer(equation: str, shape: tuple[int, ...
 
 @pytest.mark.parametrize("training", [True, False])
 def test_attention_of_pytorch_is_a_layer_with_its_four_matrices(training: bool) -> None:
-    attention, products = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0).train(training), Products()
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 32, dropout=0.0, norm_first=True
+    )  # a last norm has no gradients of this loss
+    attention, products = layer.train(training), Products()
     exact = gradients(attention, x := inputs()[:, None], None)
     torch.testing.assert_close(gradients(attention, x, products), exact, rtol=1e-4, atol=1e-6)
     assert products.weights == {"self_attn": 4 * 16 * 16, "linear1": 16 * 32, "linear2": 32 * 16}
     narrow = gradients(attention, x, Products({"self_attn": RECIPES["nvfp4"]}))
-    assert all(
-        0 < float((a - b).norm() / b.norm()) < 0.5 for a, b in zip(narrow, exact, strict=True) if b.norm() > 1e-4
-    )
+    compared = [(a, b) for a, b in zip(narrow, exact, strict=True) if b.norm() > 1e-4]
+    assert len(compared) == len(exact) == 12
+    assert all(0 < float((a - b).norm() / b.norm()) < 0.5 for a, b in compared)
 
 
 def test_two_matrices_of_a_module_have_scales_and_bits_of_their_own() -> None:
@@ -259,8 +263,26 @@ def test_autocast_decides_the_dtype_of_the_result() -> None:
     net = model()
     with torch.autocast("cpu", torch.bfloat16), LinearMode(net, Products()):
         assert net(inputs()).dtype is torch.bfloat16
-    run = whatif((net, inputs()), "rowwise", front=False, dtype="bfloat16")
-    assert run.by("format-loss")
+    wide, narrow = (measure((net, inputs()), "rowwise", front=False, dtype=d).losses[0] for d in (None, "bfloat16"))
+    assert (wide.reference, wide.error) != (narrow.reference, narrow.error)
+
+
+def test_a_model_that_gives_nothing_to_compare_is_refused() -> None:
+    class Choice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).argmax(-1)
+
+    with pytest.raises(UsageError, match="must give gradients or floating outputs to compare; found neither"):
+        whatif((Choice(), inputs()), "rowwise", front=False)
+
+
+def test_errors_of_a_model_without_gradients_are_those_of_outputs() -> None:
+    run = whatif((model().requires_grad_(False), inputs()), "rowwise", front=False)
+    assert "move the outputs by" in run.by("format-loss")[0].message
 
 
 def test_a_run_ranks_recipes_by_what_they_lose() -> None:

@@ -64,7 +64,7 @@ def _is_finite(loss: FormatLoss) -> bool:
 
 
 def _not_finite(loss: FormatLoss) -> Finding:
-    found = f"gradients off by {loss.error:.2g} of their norm"
+    found = f"{loss.of} off by {loss.error:.2g} of their norm"
     if loss.loss is not None and loss.reference is not None:
         found += f", a loss of {loss.loss:.4g}, and one of {loss.reference:.4g} in the model's own precision"
     message = f"{loss.recipe} must leave the run of the whole model finite; found {found}"
@@ -77,7 +77,7 @@ def _kept(loss: FormatLoss) -> Finding:
         return CHECK.absent(loss.subject, f"{loss.recipe}: all products that it narrows are zero, or it narrows none")
     worst = min(layers, key=lambda layer: layer.worst[1].decibels)
     product, least = worst.worst
-    cost = f"all layers in it move the gradients by {loss.error:.2g} of their norm ({decibels(loss.error):.0f} dB)"
+    cost = f"all layers in it move the {loss.of} by {loss.error:.2g} of their norm ({decibels(loss.error):.0f} dB)"
     if loss.loss is not None and loss.reference and math.isfinite(loss.loss):
         cost += f" and the loss by {(loss.loss - loss.reference) / abs(loss.reference):+.1e}"
     message = (

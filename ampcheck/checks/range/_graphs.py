@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ampcheck.checks.range import wider
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
@@ -69,16 +70,11 @@ def finding(
     return check.finding(verdict, stats.subject, message, **evidence)
 
 
-def wider_than(site: SiteStats) -> str:
-    """The formats that have a larger range than that of a value."""
-    return "bfloat16 or float32" if site.format == "float16" else "float32"
-
-
 def vanished_hint(site: SiteStats) -> str:
     """What helps a value that becomes zero or too small."""
     if site.where.phase == "backward":
-        return f"scale the loss (torch.amp.GradScaler), or keep this op in {wider_than(site)}"
-    return f"scale the values up before this op, or keep it in {wider_than(site)}"
+        return f"scale the loss (torch.amp.GradScaler), or keep this op in {wider(site.format)}"
+    return f"scale the values up before this op, or keep it in {wider(site.format)}"
 
 
 def judged(

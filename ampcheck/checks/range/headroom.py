@@ -26,7 +26,6 @@ from ampcheck.checks.range._graphs import (
     inside,
     judged,
     value_text,
-    wider_than,
 )
 from ampcheck.core.check import Check, first_findings
 from ampcheck.core.formats import format_of
@@ -108,7 +107,7 @@ def _inside_graphs(stats: TelemetryStats, limits: Limits) -> list[Finding]:
             f"values must stay {limits.headroom:g}x below the maximum of {site.format}; {value_text(site)} reaches "
             f"{site.amax:.5g}, {room:.2f}x below {top:.6g}"
         )
-        limit, hint = limits.headroom, f"normalise or scale before this op, or keep it in {wider_than(site)}"
+        limit, hint = limits.headroom, f"normalise or scale before this op, or keep it in {wider(site.format)}"
         findings.append(finding(CHECK, Verdict.WARN, stats, site, message, hint, room, limit, "x below max"))
     text = f"{len(narrow)} values of 16 bits are far from the maximum of their format"
     return judged(CHECK, stats, findings, text, narrow)

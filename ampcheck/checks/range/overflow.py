@@ -43,7 +43,6 @@ from ampcheck.checks.range._graphs import (
     inside,
     judged,
     value_text,
-    wider_than,
 )
 from ampcheck.core.check import Check, Evidence, first_findings
 from ampcheck.core.formats import format_of_values
@@ -196,7 +195,7 @@ def _inside_graphs(stats: TelemetryStats, limits: Limits) -> list[Finding]:
             f"{site.calls:,} measured calls{text if harmed is None or carried else ''}"
         )
         verdict = Verdict.FAIL if fails else Verdict.WARN
-        hint = f"scale the inputs of this op down, or keep it in {wider_than(site)} "
+        hint = f"scale the inputs of this op down, or keep it in {wider(site.format)} "
         hint += "(torch.autocast(enabled=False) around it)"
         findings.append(finding(CHECK, verdict, stats, site, message, hint, site.bad, unit="calls"))
     return judged(CHECK, stats, findings, f"no value of {len(forward)} became inf or NaN in forward", forward)

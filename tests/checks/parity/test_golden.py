@@ -46,7 +46,10 @@ def test_other_results_than_were_recorded_fail() -> None:
 
 
 def test_a_kernel_that_cannot_be_followed_leaves_it_open() -> None:
-    assert finding(opaque=("my::op",)).verdict is Verdict.UNDECIDED
+    behind = {"opaque": ("my::op",), "behind_opaque": ("output 0",)}
+    assert finding(**behind, differing={"output 0": "by much"}).verdict is Verdict.UNDECIDED
+    assert finding(**behind).verdict is Verdict.UNDECIDED
+    assert finding(**behind, differing={"output 1": "by much"}).verdict is Verdict.FAIL
 
 
 def test_a_golden_that_was_written_passes() -> None:
