@@ -54,8 +54,8 @@ def assert_kernel(
     same in PyTorch, which is followed in float64; write it in float32 inside, as one would. inputs: a tuple of
     arguments, a list of such, a function of a size that returns one, or a Hypothesis strategy. sizes: for that
     function. Each is tried as it is, in other layouts, and with values of all ranges, unevenly conditioned. backward:
-    compare the gradients of arguments that require one. runs: of the largest case: equal bits. examples:
-    of a strategy. certificate: a file for what was tried, as JSON.
+    compare the gradients of arguments that require one. runs: how often the largest case runs; each run must give equal
+    bits. examples: how many a strategy draws. certificate: a file for what was tried, as JSON.
 
     Arguments that the reference leaves alone must keep their bits, memory that a kernel does not write is NaN, and all
     zeros prove nothing. Returns the run, whose finding is `kernel`; raises `AssertionError` for a kernel that is

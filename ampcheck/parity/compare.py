@@ -227,7 +227,7 @@ def _coarsest_of_one(runs: Sequence[Execution], keys: Sequence[Key]) -> float:
 def _behind_kernels(related: Relations, runs: Sequence[Execution], kernels: KernelJudge | None) -> list[KernelResult]:
     """The results that differ behind a kernel without a counterpart, which are judged by those of the other side.
 
-    What cannot be told is left as a doubt; what no kernel explains is left in `related.differing`.
+    Where both sides have such kernels, the results are doubts. Results that no kernel made stay in `related.differing`.
     """
     ops = ", ".join(sorted({op for run in runs for op in run.opaque}))
     behind = {key: how for key, how in related.differing.items() if any(run.is_behind_opaque(key) for run in runs)}
