@@ -42,7 +42,7 @@ def test_a_report_has_the_recipes_the_front_and_the_filter(target: str, capsys: 
 
 def test_a_budget_that_no_choice_keeps_gives_no_filter(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", target, "--recipe", "rowwise", "--budget", "6"]) == 0
-    assert "# no choice has so few as 6 bits per weight" in capsys.readouterr().out
+    assert "# no choice fits into 6 bits per weight" in capsys.readouterr().out
 
 
 def test_a_model_without_linear_layers_has_one_table(target: str, capsys: pytest.CaptureFixture[str]) -> None:
