@@ -39,6 +39,8 @@ MODELS = (
     "timm:vit_base_patch16_224",
     "diffusers:DiTTransformer2DModel",
     "transformers:WhisperForConditionalGeneration",
+    "transformers:MixtralForCausalLM",
+    "diffusers:UNet2DConditionModel",
 )
 MIXED = ("rowwise", "mxfp8", "nvfp4")
 

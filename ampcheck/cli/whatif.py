@@ -19,8 +19,8 @@ def add_command(commands: Commands) -> None:
     whatif.add_argument(
         "target",
         metavar="TARGET",
-        help="package.module:function or path/to/file.py:function, which returns (module, args); or an architecture, "
-        "built small with random weights, such as transformers:LlamaForCausalLM",
+        help="package.module:function or path/to/file.py:function, which returns (module, args) or trains; or an "
+        "architecture, built small with random weights, such as transformers:LlamaForCausalLM",
     )
     whatif.add_argument(
         "--recipe",
@@ -42,6 +42,9 @@ def add_command(commands: Commands) -> None:
         default=True,
         help="measure each layer alone, and which to keep: a run for each layer and recipe",
     )
+    whatif.add_argument(
+        "--steps", type=int, default=20, metavar="N", help="of training: steps of each run (default: %(default)s)"
+    )
     whatif.add_argument("--dtype", choices=("float16", "bfloat16"), help="run under autocast to this dtype")
     add_output(whatif, kind="whatif", verbose="print every finding, the layers in each recipe and the front")
     whatif.set_defaults(command=_whatif)
@@ -50,25 +53,30 @@ def add_command(commands: Commands) -> None:
 def _whatif(options: argparse.Namespace) -> int:
     from ampcheck.core.settings import load_settings
     from ampcheck.outcome.accept import accept
+    from ampcheck.records.whatif import WhatIf
     from ampcheck.report import progress_bar
     from ampcheck.target import load_placed
-    from ampcheck.whatif.run import filter_text, measure, run_of
+    from ampcheck.whatif.report import filter_text, run_of
+    from ampcheck.whatif.run import measure_either
 
     with progress_bar() as progress:
-        what = measure(
-            load_placed(options.target, "cpu"),
+        what = measure_either(
+            load_placed(options.target, "cpu", trains=True),
             split_names(options.recipe),
             front=options.front,
             budget=options.budget,
             dtype=options.dtype,
+            steps=options.steps,
             progress=progress,
         )
     run = accept(run_of(what), load_settings())
-    tables = run.tables if options.verbose else run.tables[:1] + (run.tables[-1:] if what.front else ())
+    tables = (
+        run.tables if options.verbose else run.tables[:1] + run.tables[-1:] * bool(run.charts and len(run.tables) > 1)
+    )
 
     def show() -> None:
         print_report(run, tables, verbose=options.verbose)
-        if options.budget is not None:
+        if options.budget is not None and isinstance(what, WhatIf):
             print()
             print(filter_text(what, options.budget) or f"# no choice fits into {options.budget:g} bits per weight")
 

@@ -93,3 +93,38 @@ class WhatIf:
     losses: tuple[FormatLoss, ...]
     front: tuple[Point, ...] = ()
     unseen: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingLoss:
+    """Training in one recipe, or in its own precision.
+
+    losses: by step. drift: the distance of the last weights from those that float64 has, over the way of these; 1 is
+    that of weights that were not trained. layers: all linear layers; kept: those in 16 bits. still: the part of the
+    weights that stand where they began, though float64 moved them. drifts: the least and the largest of `runs`, where
+    the recipe is random. saturated, flushed: layer, product and the largest part of an operand's nonzero elements that
+    did.
+    """
+
+    recipe: str
+    losses: tuple[float, ...]
+    drift: float
+    layers: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    still: float = 0.0
+    drifts: tuple[float, ...] = ()
+    runs: int = 1
+    saturated: tuple[str, str, float] = ("", "", 0.0)
+    flushed: tuple[str, str, float] = ("", "", 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWhatIf:
+    """Training in several recipes. exact: the losses that float64 has, with the decisions of the training as it is;
+    own: that training; unseen: what was not emulated, by reason."""
+
+    subject: str
+    exact: tuple[float, ...]
+    own: TrainingLoss
+    losses: tuple[TrainingLoss, ...]
+    unseen: Mapping[str, int] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from ampcheck.whatif.recipes import RECIPES as RECIPES
 from ampcheck.whatif.recipes import Operand as Operand
 from ampcheck.whatif.recipes import Recipe as Recipe
-from ampcheck.whatif.run import filter_text as filter_text
+from ampcheck.whatif.report import filter_text as filter_text
 from ampcheck.whatif.run import measure as measure
 from ampcheck.whatif.run import whatif as whatif
+from ampcheck.whatif.training import measure_training as measure_training

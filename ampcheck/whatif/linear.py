@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.facts.store import StorageMap
@@ -50,13 +52,23 @@ class Products:
     """What computes the products of layers.
 
     choice: the recipe of each module; others compute in float32. observed: recipes whose errors are measured beside
-    each product, in `losses`, by recipe, module and product, of the worst call and matrix. weights: the elements of a
-    layer's matrices, by module; multiplications: of each layer, in all three products; unseen: products that are left
-    as they are, by reason.
+    each product, in `losses`, by recipe, module and product, of the worst call and matrix. seed: of stochastic rounding
+    and random signs. shares: a choice counts what saturates and becomes zero, too: `saturated` and `flushed` have the
+    largest parts by module and product. weights: the elements of a layer's matrices, by module; multiplications: of
+    each layer, in all three products; unseen: products that are left as they are, by reason.
     """
 
-    def __init__(self, choice: Mapping[str, Recipe] | None = None, observed: Sequence[Recipe] = ()) -> None:
+    def __init__(
+        self,
+        choice: Mapping[str, Recipe] | None = None,
+        observed: Sequence[Recipe] = (),
+        *,
+        seed: int = 0,
+        shares: bool = False,
+    ) -> None:
         self.choice, self.observed = choice or {}, observed
+        self.saturated, self.flushed = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
+        self._seed, self._shares = seed, shares
         self.losses: dict[tuple[str, str, str], ProductLoss] = {}
         self.weights: dict[str, int] = {}
         self.multiplications = Counter[tuple[str, str]]()
@@ -80,7 +92,10 @@ class Products:
         self.multiplications[module, product] += a.shape[0] * a.shape[1] * b.shape[0]
         recipe, empty = self.choice.get(module), not (a.numel() and b.numel())  # an expert may get no token
         if recipe is not None and recipe[product] is not None and not empty:
-            return self._narrow(recipe, module, product, a, b, matrix)[0]
+            result, *parts = self._narrow(recipe, module, product, a, b, matrix, shares=self._shares)
+            for largest, part in zip((self.saturated, self.flushed), parts, strict=True):
+                largest[module, product] = max(largest.get((module, product), 0.0), part)
+            return result
         wide = torch.promote_types(a.dtype, torch.float32)
         exact = a.to(wide) @ b.to(wide).T
         for recipe in self.observed:
@@ -102,7 +117,7 @@ class Products:
     ) -> tuple[torch.Tensor, float, float]:
         operands = recipe[product]
         assert operands is not None
-        seed = zlib.crc32(f"{module} {product} {self._calls[module, product]}".encode())
+        seed = zlib.crc32(f"{module} {product} {self._calls[module, product]}".encode(), self._seed)
         casts = []
         for number, (x, operand) in enumerate(zip((a, b), operands, strict=True)):
             generator = torch.Generator(x.device).manual_seed(seed)
@@ -171,21 +186,26 @@ def _plain(device: str) -> Iterator[None]:
 
 
 class LinearMode(TorchFunctionMode):
-    """Inside, the linear layers of a model compute by `Products`."""
+    """Inside, the linear layers of a model compute by `Products`.
 
-    def __init__(self, model: torch.nn.Module, products: Products) -> None:
+    model: None for all modules that run, named from the outermost one; those of a second one have its class before
+    their names.
+    """
+
+    def __init__(self, model: torch.nn.Module | None, products: Products) -> None:
         super().__init__()
-        self._model, self._products = model, products
-        self._running: list[str] = []
+        self._products = products
+        self._running: list[str | None] = []
+        self._names: dict[torch.nn.Module, str] = {}
         self._weights = StorageMap[object]()
-        for number, parameter in enumerate(model.parameters()):
-            self._weights.put(parameter, number)
+        self._learns = model is None
         self._stack = ExitStack()
+        if model is not None:
+            self._learn(model)
 
     def __enter__(self) -> LinearMode:
-        for name, module in self._model.named_modules():
-            self._stack.callback(module.register_forward_pre_hook(self._enters(name), prepend=True).remove)
-            self._stack.callback(module.register_forward_hook(self._leaves, always_call=True).remove)
+        self._stack.callback(register_module_forward_pre_hook(self._enters).remove)
+        self._stack.callback(register_module_forward_hook(self._leaves, always_call=True).remove)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -193,14 +213,27 @@ class LinearMode(TorchFunctionMode):
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self._stack.close()
 
-    def _enters(self, name: str) -> Callable[..., None]:
-        def enter(*_: object) -> None:
-            self._running.append(name)
+    def _learn(self, root: torch.nn.Module) -> None:
+        """Name the modules of a model, and know its parameters."""
+        prefix = f"{type(root).__name__}." if self._names and root not in self._names else ""
+        for name, module in root.named_modules():
+            self._names.setdefault(module, f"{prefix}{name}".rstrip("."))
+        for parameter in root.parameters():
+            if self._weights.get(parameter) is None and not is_lazy(parameter):
+                self._weights.put(parameter, id(parameter))
 
-        return enter
+    def _enters(self, module: torch.nn.Module, args: object) -> None:
+        if self._learns and not self._running:
+            self._learn(module)
+        self._running.append(self._names.get(module))
 
     def _leaves(self, *_: object) -> None:
         self._running.pop()
+
+    @property
+    def _module(self) -> str | None:
+        """The innermost module of the model that runs."""
+        return next((name for name in reversed(self._running) if name is not None), None)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -264,7 +297,7 @@ class LinearMode(TorchFunctionMode):
 
     def _is_weight(self, value: torch.Tensor) -> bool:
         """Whether a tensor is a parameter of the model, a view of one, or a copy of these in some dtype."""
-        return bool(self._running) and self._weights.get(value) is not None
+        return self._module is not None and self._weights.get(value) is not None
 
     def _place(self, weight: torch.Tensor) -> object:
         """What tells matrices apart. Those that each call computes anew, such as a weight with a norm, are one."""
@@ -283,9 +316,9 @@ class LinearMode(TorchFunctionMode):
         device, matrix = input.device.type, weight if matrix is None else matrix
         if torch.is_autocast_enabled(device) and input.is_floating_point() and input.dtype is not torch.float64:
             input, weight = (t.to(torch.get_autocast_dtype(device)) for t in (input, weight))
-        if weight.dim() != 2 or not self._running or input.dtype is not weight.dtype or not input.is_floating_point():
+        module = self._module
+        if weight.dim() != 2 or module is None or input.dtype is not weight.dtype or not input.is_floating_point():
             return _LINEAR(input, weight, bias)
-        module = self._running[-1]
         number = self._products.add_matrix(module, self._place(matrix), matrix.numel())
         output: torch.Tensor = _Linear.apply(input, weight, self._products, module, number)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)

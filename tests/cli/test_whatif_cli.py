@@ -20,6 +20,20 @@ def subject():
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)), (tokens,)
 """
 
+TRAINING = """
+import torch
+from torch import nn
+
+
+def main():
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(100):
+        optimizer.zero_grad()
+        net(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+"""
+
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -73,3 +87,25 @@ def test_what_cannot_be_asked_is_a_usage_error(
 ) -> None:
     assert main(["whatif", target, *options]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_training_is_compared_with_float64_for_as_many_steps_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    assert main(["whatif", "train.py:main", "--recipe", "rowwise", "--steps", "3", "--json", "run.json"]) == 0
+    out = capsys.readouterr().out
+    assert "Training, 3 steps" in out
+    assert "rowwise but for 0, 4" in out
+    run = Run.load("run.json")
+    assert {(finding.check, finding.verdict) for finding in run.findings} == {("format-drift", Verdict.PASS)}
+
+
+def test_a_budget_for_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    assert main(["whatif", "train.py:main", "--budget", "8"]) == 2
+    assert "a budget and a dtype are for models; train.py:main trains" in capsys.readouterr().err

@@ -394,7 +394,7 @@ def test_delayed_scales_come_from_earlier_calls() -> None:
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ampcheck.UsageError, match="must be a module"):
         whatif((torch.nn.functional.gelu, inputs()))
-    with pytest.raises(ampcheck.UsageError, match="must be a model with its inputs"):
+    with pytest.raises(ampcheck.UsageError, match="must run a backward pass and step an optimizer"):
         whatif(lambda: None)
     with pytest.raises(ampcheck.UsageError, match="raised RuntimeError"):
         whatif((model(), torch.ones(2, 3)))
