@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -36,30 +37,8 @@ from ampcheck.torchtools.source import naming_users_errors
 from ampcheck.training.loop import STEPS
 from ampcheck.unchanged import audit_unchanged
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 _FULL_STEPS = 4
 """Times as many steps of a training loop are observed in a full audit."""
-
-
-class AuditOptions(TypedDict, total=False):
-    """Keywords of an audit: those of `audit`, and of the command line alone:
-
-    full: also judge compiled code with dynamic shapes and with max-autotune, over three updates of the weights; observe
-    four times as many steps of a training loop. graphs: also judge the graphs of a model of which one call is given.
-    """
-
-    dtype: DType | Sequence[DType] | None
-    autocast: bool | None
-    compile: bool
-    checks: Collection[str] | None
-    limits: Limits | None
-    name: str
-    steps: int | None
-    horizon: int | None
-    full: bool
-    graphs: bool
 
 
 def audit(
@@ -107,11 +86,11 @@ def audit(
     Raises `UsageError` for a subject that cannot be judged, an unknown check, a selection of none or of such that judge
     other kinds of subjects alone, and an unknown device or dtype.
     """
-    options = AuditOptions(dtype=dtype, autocast=autocast, compile=compile, checks=checks, limits=limits, name=name)
-    options |= AuditOptions(steps=steps, horizon=horizon)
+    planned: dict[str, Any] = {"compile": compile, "checks": checks, "steps": steps, "horizon": horizon}
+    judge = partial(judge_subject, subject, dtype=dtype, autocast=autocast, limits=limits, name=name, **planned)
     # The objects of a loop were made without CUDA: a scaler of it stays off.
     where = "cpu" if device is None and _is_loop(subject) else device
-    return on_cpu_or_cuda(lambda there: judge_subject(subject, device=there, **options), where)
+    return on_cpu_or_cuda(lambda there: judge(device=there), where)
 
 
 def _is_loop(subject: object) -> bool:
@@ -120,11 +99,19 @@ def _is_loop(subject: object) -> bool:
 
 @restoring
 @naming_users_errors
-def judge_subject(subject: object, *, device: str = "cpu", **options: Unpack[AuditOptions]) -> Run:
-    """What `audit` does."""
-    name = options.get("name")
+def judge_subject(
+    subject: object,
+    *,
+    dtype: DType | Sequence[DType] | None = None,
+    autocast: bool | None = None,
+    limits: Limits | None = None,
+    name: str = "",
+    **planned: Any,
+) -> Run:
+    """What `audit` does. planned: fields of `Plan`, as the user passed them."""
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
-    plan, placement = _plan(resolved, device, options)
+    plan, placement = _placed(Plan.of(resolved, limits, **planned))
+    plan = _with_arms(plan, dtype, autocast) if resolved.kind in MODELS else _with_steps(plan)
     if resolved.kind in MODELS:
         with placement.entered():
             run = merge(run_stages(resolved.name, audit_stages(plan), current_listener()))
@@ -136,28 +123,18 @@ def judge_subject(subject: object, *, device: str = "cpu", **options: Unpack[Aud
     return replace(run, findings=findings, environment=_environment(placement), title=f"audit of {resolved.name}")
 
 
-def _plan(subject: Subject, device: str, options: AuditOptions) -> tuple[Plan, Placement]:
-    """The plan of an audit, and where it runs."""
-    for keyword, count in (("steps", options.get("steps")), ("horizon", options.get("horizon"))):
+def _placed(plan: Plan) -> tuple[Plan, Placement]:
+    """The plan with values that are checked, and where it runs."""
+    subject = plan.subject
+    for keyword, count in (("steps", plan.steps), ("horizon", plan.horizon)):
         if count is not None:
             parse_integer(count, keyword)
             if subject.kind in MODELS:
                 kind = subject.kind.value
                 raise UsageError(f"{keyword} applies to training loops; {subject.name} is of kind '{kind}'")
-    compile, full = (parse_flag(options.get(flag, flag == "compile"), flag) for flag in ("compile", "full"))
-    checks, placement = select_checks(options.get("checks"), subject), place(device)
-    plan = Plan.of(
-        subject,
-        options.get("limits"),
-        checks=checks,
-        device=placement.device,
-        emulated=placement.emulated,
-        compile=compile,
-        full=full,
-        steps=options.get("steps"),
-        horizon=options.get("horizon"),
-    )
-    return (_with_arms(plan, options) if subject.kind in MODELS else _with_steps(plan)), placement
+    parse_flag(plan.compile, "compile")
+    checks, placement = select_checks(plan.checks, subject), place(plan.device)
+    return replace(plan, checks=checks, device=placement.device, emulated=placement.emulated), placement
 
 
 def _with_steps(plan: Plan) -> Plan:
@@ -174,21 +151,21 @@ def _with_steps(plan: Plan) -> Plan:
     return replace(plan, subject=subject, steps=steps)
 
 
-def _with_arms(plan: Plan, options: AuditOptions) -> Plan:
+def _with_arms(plan: Plan, dtype: DType | Sequence[DType] | None, autocast: bool | None) -> Plan:
     """The plan of a model with its arms: the 16-bit dtypes, eager and compiled, unless graphs alone are judged."""
-    subject, autocast = plan.subject, options.get("autocast")
+    subject = plan.subject
     native = None if autocast else native_format(subject)
     if autocast is False and native is None:
         raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {subject.name} has none")
     names = set(plan.checks or ())
     of_compiled = plan.compile and subject.kind is not Kind.FORWARD
     graphs_alone = names <= {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
-    own_dtypes = of_compiled and options.get("dtype") is None and not autocast and graphs_alone
-    dtypes = () if own_dtypes else _low_dtypes(options.get("dtype"), plan.device)
+    own_dtypes = of_compiled and dtype is None and not autocast and graphs_alone
+    dtypes = () if own_dtypes else _low_dtypes(dtype, plan.device)
     if native is not None:
         dtypes = (format_of(native).name,)
     modes = ("eager", "compiled") if plan.compile else ("eager",)
-    of_graphs = options.get("graphs", False) or not names.isdisjoint(graph_checks.COMPILER_CHECKS)
+    of_graphs = plan.graphs or not names.isdisjoint(graph_checks.COMPILER_CHECKS)
     return replace(
         plan,
         arms=tuple(Arm(dtype, mode, native=native is not None) for dtype in dtypes for mode in modes),

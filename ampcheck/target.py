@@ -122,13 +122,5 @@ def _audited(target: Target, device: str) -> Run:
         text = "runs in its own dtypes: --dtype, or dtype in pyproject.toml, is for models alone"
         print(f"ampcheck: {target.target} {text}", file=sys.stderr, flush=True)
     with _as_script(target.target, target.arguments), seeded(place(device).device):
-        return judge_subject(
-            subject,
-            device=device,
-            dtype=target.dtype or None,
-            compile=target.compile,
-            full=target.full,
-            graphs=target.graphs,
-            steps=target.steps,
-            horizon=target.horizon,
-        )
+        planned = {name: getattr(target, name) for name in ("compile", "full", "graphs", "steps", "horizon")}
+        return judge_subject(subject, dtype=target.dtype or None, device=device, **planned)

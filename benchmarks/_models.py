@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ampcheck import Subject, UsageError
 from ampcheck.core.subject import load_subject
-from ampcheck.sweep.listing import Entry, read_list
+from ampcheck.tools.sweep.listing import Entry, read_list
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:

@@ -23,12 +23,12 @@ from typing import Any
 from _evidence import markdown_table, write_evidence
 
 from ampcheck.autocast.drift import spans
-from ampcheck.bisect.history import History
-from ampcheck.bisect.judge import judge_history
-from ampcheck.bisect.releases import Releases
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import Target
-from ampcheck.sweep.results import Limits, ResultFolder
+from ampcheck.tools.bisect.history import History
+from ampcheck.tools.bisect.judge import judge_history
+from ampcheck.tools.bisect.releases import Releases
+from ampcheck.tools.sweep.results import Allowance, ResultFolder
 
 CASES = (
     ("rms_norm", "cuda"),
@@ -45,7 +45,7 @@ def once(op: str, device: str, span: str, results: Path) -> dict[str, Any]:
     """One search."""
     begun = time.perf_counter()
     target = Target(f"policy_subjects.py:{op.partition('.')[0]}", device=device, dtype=("float16",), compile=False)
-    history = History(Releases.of(target, "torch", span, "--torch"), ResultFolder(results), Limits(900.0))
+    history = History(Releases.of(target, "torch", span, "--torch"), ResultFolder(results), Allowance(900.0))
     print(history.versions.estimate(history.looks), flush=True)
     try:
         message = judge_history(history, "dtype").findings[0].message

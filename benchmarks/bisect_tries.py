@@ -27,14 +27,14 @@ from typing import Any
 
 from _evidence import markdown_table, write_evidence
 
-from ampcheck.bisect.commits import Commits
-from ampcheck.bisect.history import History
-from ampcheck.bisect.judge import judge_history
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.core.settings import Target
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.sweep.results import Limits, ResultFolder
+from ampcheck.tools.bisect.commits import Commits
+from ampcheck.tools.bisect.history import History
+from ampcheck.tools.bisect.judge import judge_history
+from ampcheck.tools.sweep.results import Allowance, ResultFolder
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "speed"))
 from repositories import MODEL, git, repository
@@ -84,7 +84,7 @@ def once(situation: str, seed: int) -> dict[str, Any]:
         try:
             target = Target("model.py:make", dtype=("float16",), compile=False)
             versions = Commits.of(target, f"{commits[0]}..")
-            history = History(versions, ResultFolder(Path(folder) / "results"), Limits(900.0), speed)
+            history = History(versions, ResultFolder(Path(folder) / "results"), Allowance(900.0), speed)
             try:
                 check = "overflow" if situation == "numeric" else ""
                 findings = judge_history(history, check).findings

@@ -28,7 +28,7 @@ from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, watch
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.core.run import collect
-from ampcheck.sweep.listing import Entry
+from ampcheck.tools.sweep.listing import Entry
 
 
 def judged(call: Callable[[], Run]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any
 from _evidence import write_evidence
 
 from ampcheck.core.run import Run, Table
-from ampcheck.lab.lab import run_lab
-from ampcheck.lab.registry import experiments_of
 from ampcheck.report.text import number
+from ampcheck.tools.lab.lab import run_lab
+from ampcheck.tools.lab.registry import experiments_of
 
 RUN = "reports/lab_run.json"
 """The whole run, which git does not keep: `ampcheck.report.write_html(Run.load(path), page)` draws it."""

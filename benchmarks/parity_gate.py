@@ -42,7 +42,7 @@ from ampcheck.core.subject import load_collection
 from ampcheck.parity.execution import Execution, Side, execute, run_plainly
 from ampcheck.parity.lifted import compiled_apart
 from ampcheck.shadow.compare import compare_results
-from ampcheck.sweep.listing import ZOO
+from ampcheck.tools.sweep.listing import ZOO
 
 TOLERANCE = torch._dynamo.config.repro_tolerance
 LINEAR = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::linear")

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from ampcheck.core.subject import load_collection
 from ampcheck.shadow import Shadow, judge, mode
 from ampcheck.shadow.decisions import _MARGINS
-from ampcheck.sweep.listing import ZOO
+from ampcheck.tools.sweep.listing import ZOO
 from ampcheck.torchtools.pytree import tensors
 
 BOUND = 1e-12

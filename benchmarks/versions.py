@@ -30,8 +30,8 @@ from typing import Any
 from _cuda_stubs import make_stubs
 from _evidence import markdown_table, write_evidence
 
-from ampcheck.bisect.environments import Environments, published
 from ampcheck.core.errors import UsageError
+from ampcheck.tools.bisect.environments import Environments, published
 
 ROOT = Path(__file__).parent.parent
 TORCH = "2.6,2.9,2.13,2.15"

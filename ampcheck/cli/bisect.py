@@ -17,7 +17,7 @@ from ampcheck.core.settings import Target, load_settings
 from ampcheck.core.subject import TARGET_FORMS
 
 if TYPE_CHECKING:
-    from ampcheck.bisect.versions import Versions
+    from ampcheck.tools.bisect.versions import Versions
 
 _SPEED = ("mode", "budget", "effect")
 
@@ -72,15 +72,15 @@ def _bisect(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is of a measurement of speed: add --speed, or leave it out")
     speed = speed_options(options, _SPEED) if options.speed else None
 
-    from ampcheck.bisect.history import History
-    from ampcheck.bisect.judge import judge_history
     from ampcheck.core.run import Verdict
     from ampcheck.report import progress_bar
-    from ampcheck.sweep.results import Limits, ResultFolder
+    from ampcheck.tools.bisect.history import History
+    from ampcheck.tools.bisect.judge import judge_history
+    from ampcheck.tools.sweep.results import Allowance, ResultFolder
 
     known = {target.target: target for target in load_settings().targets}
     target = with_options(known.get(options.target, Target(options.target)), options)
-    history = History(_versions(target, options), ResultFolder(Path(options.out)), Limits(options.time), speed)
+    history = History(_versions(target, options), ResultFolder(Path(options.out)), Allowance(options.time), speed)
     if estimate := history.versions.estimate(history.looks):
         print(f"ampcheck: {estimate}", file=sys.stderr, flush=True)
     try:
@@ -105,10 +105,10 @@ def _versions(target: Target, options: argparse.Namespace) -> Versions:
     if options.commits is not None:
         if options.prune:
             raise UsageError("--prune is about environments of releases; a worktree of --commits is always removed")
-        from ampcheck.bisect.commits import Commits
+        from ampcheck.tools.bisect.commits import Commits
 
         return Commits.of(target, options.commits)
-    from ampcheck.bisect.releases import Releases
+    from ampcheck.tools.bisect.releases import Releases
 
     if options.torch is not None:
         return Releases.of(target, "torch", options.torch, "--torch", prune=options.prune)

@@ -26,7 +26,7 @@ def add_command(commands: Commands) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     try:
-        from ampcheck.setup.machine import examine
+        from ampcheck.tools.doctor import examine
     except (ImportError, OSError, RuntimeError) as error:  # a torch that is missing or broken
         raise UsageError(f"nothing can be judged, since torch cannot be imported: {brief(error)}") from error
     missing, untried, out = 0, 0, Stdout()

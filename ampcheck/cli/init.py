@@ -14,7 +14,7 @@ from ampcheck.core.heartbeat import Heartbeat
 from ampcheck.core.text import clean
 
 if TYPE_CHECKING:
-    from ampcheck.setup.plan import Plan
+    from ampcheck.tools.init.plan import Plan
 
 
 def add_command(commands: Commands) -> None:
@@ -33,8 +33,8 @@ def add_command(commands: Commands) -> None:
 
 def _init(options: argparse.Namespace) -> int:
     from ampcheck.report.progress import say
-    from ampcheck.setup.files import write
-    from ampcheck.setup.plan import make_plan
+    from ampcheck.tools.init.files import write
+    from ampcheck.tools.init.plan import make_plan
 
     if not options.yes and not sys.stdin.isatty():
         raise UsageError("ampcheck init asks before it writes, and stdin is no terminal: pass --yes")

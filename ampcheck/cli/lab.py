@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of
 from ampcheck.core.errors import UsageError
-from ampcheck.lab.registry import EXPERIMENTS, Experiment, experiments_of, quiet
+from ampcheck.tools.lab.registry import EXPERIMENTS, Experiment, experiments_of, quiet
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run
@@ -75,7 +75,7 @@ def _lab(options: argparse.Namespace) -> int:
     out = Stdout()
     with progress_bar() as progress, quiet():
         progress("loading torch", 0, 1)
-        from ampcheck.lab.lab import judged, run_lab
+        from ampcheck.tools.lab.lab import judged, run_lab
 
         def print_experiment(experiment: Experiment, run: Run) -> None:
             with out:
@@ -126,8 +126,8 @@ def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
         raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
     if options.full:
         raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
-    from ampcheck.lab.anatomy import dissect
     from ampcheck.report import print_tables
+    from ampcheck.tools.lab.anatomy import dissect
 
     run = dissect(values, device=options.device)
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from ampcheck.core.run import Run
     from ampcheck.core.settings import Settings, Target
-    from ampcheck.sweep.results import Result
-    from ampcheck.sweep.summary import Swept
+    from ampcheck.tools.sweep.results import Result
+    from ampcheck.tools.sweep.summary import Swept
 
 _TIME = 900.0
 _SHARE = 0.8
@@ -95,10 +95,10 @@ def _sweep(options: argparse.Namespace) -> int:
 
     from ampcheck.outcome.accept import selected_groups
     from ampcheck.report.markdown import tables_of
-    from ampcheck.sweep.listing import read_list
-    from ampcheck.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Limits, ResultFolder, Task
-    from ampcheck.sweep.summary import Swept, sweep_run
-    from ampcheck.sweep.sweep import sweep
+    from ampcheck.tools.sweep.listing import read_list
+    from ampcheck.tools.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Allowance, ResultFolder, Task
+    from ampcheck.tools.sweep.summary import Swept, sweep_run
+    from ampcheck.tools.sweep.sweep import sweep
 
     settings = settings_of(options)
     entries = {entry.target: entry for entry in read_list(options.list, options.only)}
@@ -109,12 +109,12 @@ def _sweep(options: argparse.Namespace) -> int:
     folder = ResultFolder(Path(options.out))
     if not options.fresh and (text := folder.others(tasks)):
         print(text, flush=True)
-    limits = Limits(options.time, _memory(options.memory, options.jobs))
+    allowance = Allowance(options.time, _memory(options.memory, options.jobs))
     found: dict[str, dict[str, _Judged]] = {command: {} for command in (AUDIT, COMPILATION)}
     stopped = 0
     with second_interrupt_ends():
         try:
-            results = sweep(tasks, folder, limits, jobs=options.jobs, fresh=options.fresh)
+            results = sweep(tasks, folder, allowance, jobs=options.jobs, fresh=options.fresh)
             for judged in _judged(results, len(tasks), targets, settings, options):
                 found[judged.result.command][judged.result.target] = judged
         except KeyboardInterrupt as error:
@@ -162,7 +162,7 @@ def _judged(
     from ampcheck.outcome.accept import accept
     from ampcheck.outcome.raising import with_commands
     from ampcheck.report import progress_bar
-    from ampcheck.sweep.results import AUDIT
+    from ampcheck.tools.sweep.results import AUDIT
 
     with progress_bar() as progress, closing(results):
         progress("starting", 0, total)
@@ -187,7 +187,7 @@ def _memory(gib: float | None, jobs: int) -> int | None:
 
 def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace) -> None:
     from ampcheck.report import print_tables
-    from ampcheck.sweep.summary import brief_table
+    from ampcheck.tools.sweep.summary import brief_table
 
     shown = [target for target in swept if options.verbose or len(swept) <= _ROWS or not target.clean]
     tables = [table for table in run.tables[1:] if options.verbose or len(table.rows) <= _ROWS]

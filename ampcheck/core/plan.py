@@ -23,9 +23,10 @@ class Plan:
     checks: slugs of the selected ones, None for all. limits: those of the subject over those that the user passed.
     device: that runs the subject; emulated: another device type whose autocast rules it follows, or empty. arms: in
     which a model runs, in their order. compile: compiled runs are among them, or follow; full: with other options of
-    `torch.compile`, too. graphs: the graphs of compiled code are judged, and compiled code against eager code. steps:
-    of a training loop that are observed, or of a compiled model that are compared; horizon: that are planned. None:
-    what the subject says, or the default.
+    `torch.compile`, too, over three updates of the weights, and four times as many steps of a training loop. graphs:
+    the graphs of compiled code are judged, and compiled code against eager code. steps: of a training loop that are
+    observed, or of a compiled model that are compared; horizon: that are planned. None: what the subject says, or the
+    default.
     """
 
     subject: Subject

@@ -28,7 +28,7 @@ class Target:
 
     target: as on the command line. device: empty for the CPU, or CUDA where the code asks for it. dtype: of autocast,
     empty for the defaults of the audit. severity: by check, over that of the repository. fail_on: empty for that of the
-    repository. full, graphs: as `judge_subject` takes them. arguments: what the code finds on its command line.
+    repository. full, graphs: as of a `Plan`. arguments: what the code finds on its command line.
     """
 
     target: str

@@ -6,10 +6,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ampcheck.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.core.plan import Plan
 
 _STATE = "autocast-state"
 _GUARDS = ("autocast-", "policy-")
@@ -56,6 +60,19 @@ class MarkerArguments:
         file = (lock if isinstance(lock, str) else "") if lock else None
         return cls(checks if observes else None, guards, file, device, speed or {})
 
+    def plan(self, body: str) -> Plan:
+        """What is judged of a test's body, of this name; the checks are empty where nothing is."""
+        from ampcheck.core.plan import Plan
+        from ampcheck.core.subject import Subject
+
+        checks = self.checks or ()
+        if self.checks == ():
+            from ampcheck.watch_families import OP_CHECKS
+
+            checks = OP_CHECKS
+        subject = Subject(lambda: None, body)  # which pytest runs
+        return Plan(subject, checks=(*checks, *self.guards), emulated=self.device or "")
+
     def with_guard(self) -> MarkerArguments:
         """The same with a guard of autocast's state; unchanged if torch is not imported."""
         if "torch" not in sys.modules or _STATE in self.guards:
@@ -91,21 +108,20 @@ def observed(item: pytest.Item, *, guard: bool) -> Iterator[None]:
 def run_marked(item: pytest.Item, arguments: MarkerArguments) -> Iterator[None]:
     """Run the test's body inside; raise `AssertionError` with the failures of the checks on leaving."""
     __tracebackhide__ = True
+    plan = arguments.plan(item.nodeid)
     with ExitStack() as stack:
         if arguments.lock is not None:
             from ampcheck.autocast.locks.lock import lock_path, locked_calls
 
             folder, name = item.path.parent, item.nodeid.partition("::")[2]
             file = lock_path(folder / arguments.lock, folder)
-            stack.enter_context(locked_calls(f"{item.path.name}::{name}", file, device=arguments.device or "cpu"))
+            stack.enter_context(locked_calls(f"{item.path.name}::{name}", file, device=plan.policy))
         elif arguments.device is not None:
             from ampcheck.autocast.emulate import emulate
 
-            stack.enter_context(emulate(arguments.device))
-        if arguments.checks is not None or arguments.guards:
+            stack.enter_context(emulate(plan.emulated))
+        if plan.checks:
             from ampcheck.watch import watch
-            from ampcheck.watch_families import OP_CHECKS
 
-            checks = () if arguments.checks is None else arguments.checks or tuple(OP_CHECKS)
-            stack.enter_context(watch(checks=(*checks, *arguments.guards), name=item.nodeid))
+            stack.enter_context(watch(checks=plan.checks, name=plan.subject.name))
         yield

@@ -1,1 +1,1 @@
-"""What a repository and a machine need before the first report: `ampcheck init` and `ampcheck doctor`."""
+"""What tests import that `ampcheck init` has written."""

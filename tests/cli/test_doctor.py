@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ampcheck.cli.main import main
-from ampcheck.setup import machine
-from ampcheck.setup.machine import Fact, examine
+from ampcheck.tools import doctor
+from ampcheck.tools.doctor import Fact, examine
 
 
 def facts() -> dict[str, Fact]:
@@ -61,9 +61,9 @@ def test_without_git_neither_bisect_nor_a_base_is_judged(monkeypatch: pytest.Mon
 
 
 def test_only_packages_that_ampcheck_imports_are_looked_for() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in Path(machine.__file__).parents[1].rglob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in Path(doctor.__file__).parents[1].rglob("*.py")]
     lazy = {"xdist"}  # pytest's, which the plugin asks for its workers
-    for package in machine._OPTIONAL.keys() - lazy:
+    for package in doctor._OPTIONAL.keys() - lazy:
         pattern = re.compile(rf"^\s*(from|import) (torch\.utils\.)?{package}\b", re.MULTILINE)
         assert any(pattern.search(text) for text in sources), package
     assert {"tensorboard", "wandb"} <= facts().keys()
@@ -77,13 +77,13 @@ def test_a_folder_of_logs_is_no_package(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_torch_compile_is_tried_and_not_only_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "no_compiler", lambda device: "torch.compile does not work here: no header")
+    monkeypatch.setattr(doctor, "no_compiler", lambda device: "torch.compile does not work here: no header")
     found = {fact.name: fact for fact in examine()}["torch.compile"]
     assert (found.present, found.found) == (False, "torch.compile does not work here: no header")
 
 
 def test_a_device_that_is_missing_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "is_present", lambda kind: False)
+    monkeypatch.setattr(doctor, "is_present", lambda kind: False)
     absent = next(fact for name, fact in facts().items() if name.startswith("devices ") and "cuda" in name)
     assert not absent.present
     assert "autocast policies on the CPU" in absent.without
@@ -101,7 +101,7 @@ def test_kernels_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("\"softmax\" not implemented for 'Half'")
 
     calls: dict[str, Callable[[], object]] = {"matmul": lambda: None, "softmax": refused}
-    monkeypatch.setattr(machine, "_kernel_calls", lambda dtype: calls)
+    monkeypatch.setattr(doctor, "_kernel_calls", lambda dtype: calls)
     fact = facts()["CPU kernels in float16"]
     assert (fact.present, fact.found) == (False, "1 of 2 tried; none for softmax")
 
@@ -123,7 +123,7 @@ def test_the_defaults_of_torch_are_as_before() -> None:
 
 def test_a_torch_that_cannot_be_imported_is_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')")
-    root = str(Path(machine.__file__).parents[2])
+    root = str(Path(doctor.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-m", "ampcheck", "doctor"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},

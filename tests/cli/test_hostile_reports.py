@@ -17,8 +17,8 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run, Where, describe
 from ampcheck.outcome.baseline import Baseline
 from ampcheck.report.terminal import summary_lines
-from ampcheck.setup.files import require_writable
-from ampcheck.setup.sandbox import copied
+from ampcheck.tools.init.files import require_writable
+from ampcheck.tools.init.sandbox import copied
 
 SECRET = "password = 'a secret line'"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from setup.repositories import NANOGPT, SRC, TRAINING, TRANSFORMERS, UNGUESSABLE, write
+from tools.init.repositories import NANOGPT, SRC, TRAINING, TRANSFORMERS, UNGUESSABLE, write
 from warm_processes import warm
 
 from ampcheck.cli import init
@@ -20,8 +20,8 @@ from ampcheck.cli import main as command_line
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.settings import load_settings
-from ampcheck.setup import files, plan, sandbox
-from ampcheck.setup.render import render_workflow
+from ampcheck.tools.init import files, plan, sandbox
+from ampcheck.tools.init.render import render_workflow
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 

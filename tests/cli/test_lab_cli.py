@@ -20,11 +20,11 @@ from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FORMATS, format_of
 from ampcheck.core.run import Coverage, Finding, Run, Verdict
-from ampcheck.lab import exp, lab, loops, ulp, underflow
-from ampcheck.lab.exp import last_finite
-from ampcheck.lab.lab import power
-from ampcheck.lab.registry import EXPERIMENTS, experiments_of
 from ampcheck.report.charts import draw_chart
+from ampcheck.tools.lab import exp, lab, loops, ulp, underflow
+from ampcheck.tools.lab.exp import last_finite
+from ampcheck.tools.lab.lab import power
+from ampcheck.tools.lab.registry import EXPERIMENTS, experiments_of
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,13 @@ from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.settings import Target
+from ampcheck.speed.gains import measure as compilation
 from ampcheck.speed.matrix.stats import Cell, MatrixStats
-from ampcheck.sweep import child_process, compilation
-from ampcheck.sweep.listing import Entry, read_list
-from ampcheck.sweep.results import Limits, ResultFolder, Task
-from ampcheck.sweep.source import CodeDigests
-from ampcheck.sweep.sweep import sweep as run_sweep
+from ampcheck.tools.sweep import child_process
+from ampcheck.tools.sweep.listing import Entry, read_list
+from ampcheck.tools.sweep.results import Allowance, ResultFolder, Task
+from ampcheck.tools.sweep.source import CodeDigests
+from ampcheck.tools.sweep.sweep import sweep as run_sweep
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -171,7 +172,7 @@ def test_temporary_files_of_a_target_that_is_ended_are_removed(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     task = Task(command, Target("models.py:litters"))
-    (result,) = run_sweep([task], ResultFolder(folder / "results"), Limits(15.0))
+    (result,) = run_sweep([task], ResultFolder(folder / "results"), Allowance(15.0))
     assert "had not done so after 15 s" in result.reason
     assert (folder / "litter.txt").read_text().startswith(str(tmp_path / "ampcheck-"))
     assert not list(tmp_path.glob("ampcheck-*"))
@@ -398,7 +399,7 @@ def test_a_start_that_fails_is_named_beside_the_figures(monkeypatch: pytest.Monk
         raise UsageError("the cold start was ended")
 
     monkeypatch.setattr(compilation.Launcher, "launch", fails)
-    starts, failed = compilation._starts(Target("models.py:healthy"), Path("caches"))
+    starts, failed = compilation._starts("models.py:healthy", "cpu", Path("caches"))
     assert starts is None
     cells = tuple(Cell(mode, precision) for mode in ("eager", "default") for precision in ("float32", "bfloat16"))
     figures = compilation._figures(MatrixStats("healthy", cells), starts, failed)

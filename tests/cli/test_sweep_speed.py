@@ -11,8 +11,8 @@ import pytest
 
 from ampcheck.cli.main import main
 from ampcheck.core.run import Run, Scalar
-from ampcheck.sweep.compilation import GAINS
-from ampcheck.sweep.gains import Figures, gain_tables
+from ampcheck.speed.gains.measure import GAINS
+from ampcheck.speed.gains.tables import Figures, gain_tables
 
 MODEL = """
 import torch

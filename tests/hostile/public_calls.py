@@ -29,10 +29,10 @@ from ampcheck.compiled.options import AccuracyOptions, BlameOptions, CompileOpti
 from ampcheck.core.limits import GraphLimits
 from ampcheck.core.run import collect
 from ampcheck.health import health_of
-from ampcheck.lab.lab import run_lab
 from ampcheck.search import SearchOptions
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
+from ampcheck.tools.lab.lab import run_lab
 
 
 class Plan:

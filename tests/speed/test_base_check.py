@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ampcheck.core.git import Side
 from ampcheck.core.run import Verdict
 from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.stats import (
@@ -18,7 +19,6 @@ from ampcheck.speed.base.stats import (
     Signals,
     Turns,
 )
-from ampcheck.speed.git import Side
 from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
 
 LUCK = (0.001, -0.002, 0.001)

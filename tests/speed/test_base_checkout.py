@@ -13,9 +13,9 @@ import pytest
 from repositories import commit, git, repository
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.git import Repository
 from ampcheck.speed.base import checkout
 from ampcheck.speed.base.checkout import base_of, head_of, repository_of, require_origin, worktree
-from ampcheck.speed.git import Repository
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_it_is_removed_when_a_job_is_cancelled(repo, tmp_path):
 import time
 from pathlib import Path
 from ampcheck.speed.base.checkout import worktree
-from ampcheck.speed.git import Repository
+from ampcheck.core.git import Repository
 found = Repository.around(Path({str(repo)!r}))
 with worktree(found, found.commit("HEAD~1")) as place:
     Path({str(tmp_path)!r}, "at").write_text(str(place))

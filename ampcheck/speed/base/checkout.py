@@ -21,9 +21,9 @@ from typing import Any
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.exit import sigterm_raises
+from ampcheck.core.git import Repository
 from ampcheck.core.text import listed
 from ampcheck.core.worker import Worker
-from ampcheck.speed.git import Repository
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
 from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK
 from ampcheck.checks.compile.recompile import CHECK as RECOMPILE
 from ampcheck.core.check import Evidence
+from ampcheck.core.git import Side
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
 from ampcheck.core.text import counted, listed
@@ -32,7 +33,6 @@ from ampcheck.speed.base.stats import (
     rounds_of,
     twin_noise,
 )
-from ampcheck.speed.git import Side
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.threads import meanwhile
 from ampcheck.speed.verdict import NOISE, WHERE, Decision, Rule, explain, requirement, show_ratio, whose_fault

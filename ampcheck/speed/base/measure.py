@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.git import Side
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
 from ampcheck.core.text import counted
@@ -41,7 +42,6 @@ from ampcheck.speed.base.stats import (
     rounds_of,
 )
 from ampcheck.speed.clock import summarised
-from ampcheck.speed.git import Side
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
 from ampcheck.speed.stats import LOOKS, TWIN, differences
 from ampcheck.speed.threads import GAIN, Threads

@@ -25,8 +25,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from ampcheck.core.git import Side
 from ampcheck.core.run import Scalar
-from ampcheck.speed.git import Side
 from ampcheck.speed.stats import TWIN
 from ampcheck.speed.threads import Threads
 from ampcheck.speed.verdict import CONFIDENCE, Decision, Rule, conclude

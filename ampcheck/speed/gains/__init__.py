@@ -1,0 +1,1 @@
+"""What torch.compile and autocast are worth: a row of figures for one model, tables over many."""
