@@ -5,32 +5,23 @@ from __future__ import annotations
 import ast
 import json
 import re
-import string
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampcheck.core.errors import UsageError
 from ampcheck.tools.init.candidates import Candidate
 from ampcheck.tools.init.sandbox import Tried
 from ampcheck.tools.init.scripts import TrainingScript
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 _WIDTH = 100
 _SINGLE_QUOTED = re.compile(r"'([^'\"\\]*)'")
 _DOUBLE = r'"\1"'
-
-
-class _Template(string.Template):
-    """`%%{name}`, as `$` and `@` mean something in workflows and in Python."""
-
-    delimiter = "%%"
-
-
-@cache
-def _template(name: str) -> _Template:
-    return _Template((files("ampcheck.tools.init") / "templates" / f"{name}.txt").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +42,66 @@ class Contents:
     cuda: bool = False
 
 
+class _Factory(NamedTuple):
+    """A factory of the file. about: its docstring. missing: what the user is to fill in, "" for nothing."""
+
+    name: str
+    about: str
+    missing: str
+    imports: Sequence[str]
+    lines: Sequence[str]
+
+
+_NO_MODEL = _Factory(
+    "model",
+    "A model of this repository; `ampcheck init` found no class that derives from nn.Module",
+    "a model and its inputs",
+    ["from ... import Model"],
+    ["return Model(...), (...,)"],
+)
+
+
+@cache
+def _templates() -> Environment:
+    """`<< value >>` and `<% statement %>`, as braces mean something in workflows and in Python."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("ampcheck.tools.init"),
+        undefined=StrictUndefined,
+        variable_start_string="<<",
+        variable_end_string=">>",
+        block_start_string="<%",
+        block_end_string="%>",
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
 def render_tests(tests: Contents) -> str:
     """The text of `tests/test_amp.py`."""
-    models = _models(tests)
-    training = _training(tests.script, runs=tests.script_runs) if tests.script is not None else ""
-    standard = ["import sys"] if tests.paths or "sys." in training else []
+    script, runs = tests.script, tests.script_runs
+    training = [] if script is None else _runs(script) if runs else _fill_in(script)
+    standard = ["import sys"] if tests.paths or any("sys." in line for line in training) else []
     standard += ["from pathlib import Path"] if tests.paths else []
-    sections = [models]
-    if models and (compiled := _compiled(tests)):
-        sections.append(_template("compiled.py").substitute(models=compiled, device=_device(tests.cuda)))
-    if tests.locked:
-        sections.append(_template("policy.py").substitute(locked=", ".join(tests.locked)))
-    if tests.models and not tests.models[0].heavy:
-        star = "**" if tests.models[0].inputs.startswith("{") else "*"
-        sections.append(_template("speed.py").substitute(star=star))
-    text = _template("test_amp.py").substitute(
-        standard_imports="".join(f"{line}\n" for line in standard) + ("\n" if standard else ""),
-        torch="import torch\n" if models else "",
-        paths="".join(f"\n{_path_line(path)}" for path in tests.paths) + ("\n" if tests.paths else ""),
-        sections="".join("\n\n" + each.strip("\n") + "\n" for each in (*sections, training) if each),
+    timed = tests.models[0] if tests.models and not tests.models[0].heavy else None
+    text = (
+        _templates()
+        .get_template("test_amp.py.jinja")
+        .render(
+            standard=standard,
+            paths=tests.paths,
+            factories=list(_factories(tests)),
+            device=', device="cuda"' if tests.cuda else "",
+            compiled=_compiled(tests),
+            locked=tests.locked,
+            star="" if timed is None else "**" if timed.inputs.startswith("{") else "*",
+            script=script,
+            data=runs and script is not None and script.datasets,
+            training=training,
+            quoted=_quoted,
+        )
     )
-    text = text.rstrip("\n") + "\n"
     try:
         ast.parse(text)
     except SyntaxError as error:
@@ -80,54 +110,24 @@ def render_tests(tests: Contents) -> str:
     return text
 
 
-def _models(tests: Contents) -> str:
-    """The factories and their tests; "" where a training script is all that there is."""
-    factories = {each.candidate.name: _factory(each) for each in tests.models}
+def _factories(tests: Contents) -> Iterable[_Factory]:
+    """The factories of the models; none where a training script is all that there is."""
+    found = {each.candidate.name: _factory(each) for each in tests.models}
     if tests.unfinished is not None:
         candidate = tests.unfinished.candidate
-        factories[candidate.name] = _unfinished(candidate, tests.unfinished.error)
-    if not factories and tests.script is not None:
-        return ""
-    factories = factories or {"model": _template("no_model.py").template}
-    return _template("models.py").substitute(
-        factories="".join(factories.values()),
-        names=", ".join(factories),
-        device=_device(tests.cuda),
-    )
+        found[candidate.name] = _unfinished(candidate, tests.unfinished.error)
+    return found.values() or ([_NO_MODEL] if tests.script is None else [])
 
 
-def _device(cuda: bool) -> str:
-    return ', device="cuda"' if cuda else ""
-
-
-def _compiled(tests: Contents) -> str:
-    """The factories whose compiled code has a test, as code; "" for none."""
-    light = [each.candidate.name for each in tests.models if not each.heavy]
-    if len(light) == len(tests.models):
-        return "MODELS"
-    return f"[{', '.join(light)}]" if light else ""
-
-
-def _path_line(path: str) -> str:
-    folder = "Path(__file__).parents[1]" + (f" / {_quoted(path)}" if path else "")
-    return f"sys.path.insert(0, str({folder}))  # it is not installed"
-
-
-def _factory(tried: Tried) -> str:
+def _factory(tried: Tried) -> _Factory:
     assert tried.attempt is not None
-    return _template("factory.py").substitute(
-        name=tried.candidate.name,
-        title=tried.candidate.title,
-        origin=tried.attempt.origin,
-        parameters=f"{tried.parameters:,}",
-        imports="\n    ".join(_merged(tried.attempt.imports)),
-        setup=_setup(tried.attempt.setup),
-        code=_folded(tried.attempt.code, len("model = ")),
-        inputs=_folded(tried.inputs, len("return model, ")),
-    )
+    about = f"{tried.candidate.title}, {tried.attempt.origin}: {tried.parameters:,} parameters"
+    inputs = _folded(tried.inputs, len("return model, "))
+    lines = [*_built(tried.attempt.setup, tried.attempt.code), f"return model, {inputs}"]
+    return _Factory(tried.candidate.name, about, "", _merged(tried.attempt.imports), lines)
 
 
-def _unfinished(candidate: Candidate, error: str) -> str:
+def _unfinished(candidate: Candidate, error: str) -> _Factory:
     """A factory with dots: of the first construction that was tried, or else of the arguments that are missing."""
     if candidate.attempts:
         code, imports, setup = candidate.attempts[0].code, candidate.attempts[0].imports, candidate.attempts[0].setup
@@ -136,29 +136,21 @@ def _unfinished(candidate: Candidate, error: str) -> str:
         arguments = ", ".join(f"{name.rpartition('.')[2]}=..." for name in candidate.missing)
         code, imports, setup = f"{candidate.signature.partition('(')[0]}({arguments})", candidate.imports, ()
         wanted = f"{', '.join(candidate.missing)} of {candidate.signature}, and the inputs of the model"
-    return _template("unfinished.py").substitute(
-        name=candidate.name,
-        title=candidate.title,
-        missing=wanted.replace("\\", "/").replace('"', "'"),
-        imports="\n    ".join(_merged(imports)),
-        setup=_setup(setup),
-        code=_folded(code, len("model = ")),
-    )
+    missing = wanted.replace("\\", "/").replace('"', "'")
+    lines = [*_built(setup, code), "return model, (...,)  # the arguments of model(...)"]
+    return _Factory(candidate.name, candidate.title, missing, _merged(imports), lines)
 
 
-def _setup(lines: Sequence[str]) -> str:
-    return "".join(f"    {_SINGLE_QUOTED.sub(_DOUBLE, line)}\n" for line in lines)
+def _built(setup: Sequence[str], code: str) -> list[str]:
+    return [*(_SINGLE_QUOTED.sub(_DOUBLE, line) for line in setup), f"model = {_folded(code, len('model = '))}"]
 
 
-def _training(script: TrainingScript, *, runs: bool) -> str:
-    body = "".join(f"    {line}\n" if line else "\n" for line in (_runs if runs else _fill_in)(script))
-    return _template("training.py").substitute(
-        path=script.title.replace('"', "'"),
-        data=", on random images in the shapes of its datasets" if runs and script.datasets else "",
-        name=_quoted(script.title),
-        body=body,
-        device=_device(script.cuda),
-    )
+def _compiled(tests: Contents) -> str:
+    """The factories whose compiled code has a test, as code; "" for none."""
+    light = [each.candidate.name for each in tests.models if not each.heavy]
+    if len(light) == len(tests.models):
+        return "MODELS"
+    return f"[{', '.join(light)}]" if light else ""
 
 
 def _runs(script: TrainingScript) -> list[str]:
@@ -246,23 +238,7 @@ def render_workflow(*, folder: str, install: Sequence[str], torch: str, target: 
     folder: of the project below the repository, "" for its top. install: lines of shell. torch: the release that the
     lock was written with, as `2.13`. target: of the speed gate, "" for none.
     """
-    prefix = f"{folder}/" if folder else ""
-    python = (
-        _template("python.yml")
-        .substitute(
-            python=f"{sys.version_info.major}.{sys.version_info.minor}",
-            dependencies=_quoted(f"{prefix}pyproject.toml"),
-        )
-        .rstrip("\n")
-    )
-    common = {
-        "torch": torch,
-        "python": python,
-        "install": "\n".join(f"          {line}" for line in install),
-        "reports": _quoted(f"{prefix}ampcheck-*"),
-        "history": _quoted(f"{prefix}.ampcheck-history"),
-    }
-    defaults = f"\ndefaults:\n  run:\n    working-directory: {_quoted(folder)}\n" if folder else ""
-    speed = _template("speed_jobs.yml").substitute(target=target, **common) if target else ""
-    text = _template("ampcheck.yml").substitute(defaults=defaults, speed=speed.rstrip("\n"), **common)
-    return text.rstrip("\n") + "\n"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    values = {"folder": folder, "prefix": f"{folder}/" if folder else "", "install": install, "python_version": python}
+    template = _templates().get_template("ampcheck.yml.jinja")
+    return template.render(torch=torch, target=target, quoted=_quoted, **values)
