@@ -14,7 +14,7 @@ from ampcheck.core.heartbeat import Heartbeat
 from ampcheck.core.text import clean
 
 if TYPE_CHECKING:
-    from ampcheck.tools.init.plan import Plan
+    from ampcheck.tools.init.plan import Draft
 
 
 def add_command(commands: Commands) -> None:
@@ -34,23 +34,23 @@ def add_command(commands: Commands) -> None:
 def _init(options: argparse.Namespace) -> int:
     from ampcheck.report.progress import say
     from ampcheck.tools.init.files import write
-    from ampcheck.tools.init.plan import make_plan
+    from ampcheck.tools.init.plan import make_draft
 
     if not options.yes and not sys.stdin.isatty():
         raise UsageError("ampcheck init asks before it writes, and stdin is no terminal: pass --yes")
     with Heartbeat(say) as heartbeat:
-        plan = make_plan(Path(options.folder), partial(heartbeat.step, aloud=True))
+        draft = make_draft(Path(options.folder), partial(heartbeat.step, aloud=True))
     out = Stdout()
     with out:
-        print("\n".join(map(clean, _described(plan, "would write" if not options.yes else "writes"))))
-    if not plan.files:
+        print("\n".join(map(clean, _described(draft, "would write" if not options.yes else "writes"))))
+    if not draft.files:
         print("nothing to write")
         return out.code()
     if not options.yes and not _confirmed():
         raise UsageError("not confirmed; nothing was written")
-    write(plan.files)
+    write(draft.files)
     with out:
-        print("\n".join(map(clean, _next(plan))))
+        print("\n".join(map(clean, _next(draft))))
     return out.code()
 
 
@@ -61,22 +61,22 @@ def _confirmed() -> bool:
         return False
 
 
-def _described(plan: Plan, verb: str) -> list[str]:
-    lines = [f"{plan.folder}", *(f"  {line}" for line in plan.seen)]
-    for planned in plan.files:
-        lines += [f"{verb} {_relative(planned.path, plan)}", f"  {planned.what}"]
-    lines += [f"leaves {_relative(path, plan)}: {reason}" for path, reason in plan.left]
-    return lines + [f"note: {note}" for note in plan.notes]
+def _described(draft: Draft, verb: str) -> list[str]:
+    lines = [f"{draft.folder}", *(f"  {line}" for line in draft.seen)]
+    for planned in draft.files:
+        lines += [f"{verb} {_relative(planned.path, draft)}", f"  {planned.what}"]
+    lines += [f"leaves {_relative(path, draft)}: {reason}" for path, reason in draft.left]
+    return lines + [f"note: {note}" for note in draft.notes]
 
 
-def _next(plan: Plan) -> list[str]:
-    lines = [f"wrote {len(plan.files)} files"]
-    if plan.unfinished:
+def _next(draft: Draft) -> list[str]:
+    lines = [f"wrote {len(draft.files)} files"]
+    if draft.unfinished:
         lines.append("next: fill in the arguments in tests/test_amp.py, at the line FILL IN")
     lines.append("next: python -m pytest tests/test_amp.py --ampcheck")
     lines.append("then: ampcheck audit judges the targets compiled too; ampcheck baseline accepts what is known")
     return lines
 
 
-def _relative(path: Path, plan: Plan) -> str:
-    return str(path.relative_to(plan.folder)) if path.is_relative_to(plan.folder) else str(path)
+def _relative(path: Path, draft: Draft) -> str:
+    return str(path.relative_to(draft.folder)) if path.is_relative_to(draft.folder) else str(path)

@@ -414,7 +414,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing_half_written(
             raise interrupts.pop()
 
     monkeypatch.setattr(files, "write_atomically", interrupted)
-    plan_of = plan.make_plan(tmp_path)
+    plan_of = plan.make_draft(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         files.write(plan_of.files)
     assert files_of(tmp_path) == {name: text.encode() for name, text in before.items()}

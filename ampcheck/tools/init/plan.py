@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from ampcheck.tools.init.candidates import candidates, unimportable
 from ampcheck.tools.init.files import Planned, require_writable
 from ampcheck.tools.init.render import Contents, render_tests, render_workflow
 from ampcheck.tools.init.repository import Repository, read_repository
-from ampcheck.tools.init.sandbox import ENOUGH, Process, Tried, copied, import_paths, lock_policy, rehearse, try_all
+from ampcheck.tools.init.sandbox import ENOUGH, Process, Tried, copied, import_paths, try_all
 from ampcheck.tools.init.scripts import TrainingScript
 
 TESTS = "tests/test_amp.py"
@@ -31,7 +31,7 @@ _SCRIPTS = 2
 
 
 @dataclass
-class Plan:
+class Draft:
     """What would be done.
 
     seen: what the repository holds, a line each. files: to be written, in order. left: files that stay as they are,
@@ -45,15 +45,8 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     unfinished: bool = False
 
-    def add(self, path: Path, text: str, what: str) -> None:
-        """Plan a new file; one that exists stays."""
-        if path.exists():
-            self.left.append((path, "it exists"))
-        else:
-            self.files.append(Planned(path, text, what))
 
-
-def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) -> Plan:
+def make_draft(folder: Path, show: Callable[[str], None] = lambda stage: None) -> Draft:
     """Read a repository, try its models in a copy, and draft the files.
 
     show: called with each step. Raises `UsageError` for a folder that is missing or cannot be written, and for a
@@ -64,34 +57,52 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
     folder = folder.resolve()
     before = pyproject.read_pyproject(folder)
     if before is not None and not pyproject.has_targets(folder):
-        pyproject.with_targets(before, [TESTS])  # one that cannot be extended is refused before anything runs
+        pyproject.with_targets(before, {TESTS: ""})  # one that cannot be extended is refused before anything runs
     show("reading the repository")
     repository = read_repository(folder)
-    workflow = repository.top / WORKFLOW
-    for path in (folder / TESTS, folder / pyproject.NAME, *([] if repository.other_ci else [workflow])):
+    for path in (
+        folder / TESTS,
+        folder / pyproject.NAME,
+        *([] if repository.other_ci else [repository.top / WORKFLOW]),
+    ):
         require_writable(path)
-    plan, tests, lock = Plan(folder, _seen(repository)), Contents(), ""
+    draft, tests, lock, targets = Draft(folder, _seen(repository)), Contents(), "", dict[str, str]()
     if (folder / TESTS).exists():
-        plan.left.append((folder / TESTS, "it exists; init tries no models beside it"))
-        targets: list[str] = []
+        draft.left.append((folder / TESTS, "it exists; init tries no models beside it"))
     else:
         tests, lock, reasons = _tried(repository, show)
-        plan.files.append(Planned(folder / TESTS, render_tests(tests), _what(tests)))
-        plan.notes += _notes(repository, reasons)
+        draft.files.append(Planned(folder / TESTS, render_tests(tests), _what(tests)))
+        draft.notes += _notes(repository, reasons)
         targets = _targets(tests)
     if lock:
         what = f"the policy lock: which ops of {listed(tests.locked)} autocast casts, and to what"
-        plan.files.append(Planned(folder / LOCK, lock, what))
+        draft.files.append(Planned(folder / LOCK, lock, what))
     elif (folder / LOCK).exists():
-        plan.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
+        draft.left.append((folder / LOCK, "it exists; `ampcheck policy lock TARGET` adds to it"))
     else:
         why = "no model has a test of it" if tests.models else "no model ran"
-        target = targets[0] if targets else "TARGET"
-        plan.notes.append(f"no policy lock was written, as {why}: `ampcheck policy lock {target}` writes it")
-    _plan_settings(plan, folder, before, targets, _devices(tests))
+        target = next(iter(targets), "TARGET")
+        draft.notes.append(f"no policy lock was written, as {why}: `ampcheck policy lock {target}` writes it")
+    path = folder / pyproject.NAME
+    if not targets:
+        draft.left.append((path, "no targets are added beside tests that exist"))
+    elif before is not None and pyproject.has_targets(folder):
+        draft.left.append((path, f"[tool.ampcheck] has targets; new ones would be {listed(targets)}"))
+    else:
+        what = f"[tool.ampcheck] with the targets {listed(targets)}"
+        draft.files.append(Planned(path, pyproject.with_targets(before, targets), what, before))
+    _plan_workflow(draft, repository, tests)
+    draft.unfinished = bool(targets) and not tests.models and not tests.script_runs
+    return draft
+
+
+def _plan_workflow(draft: Draft, repository: Repository, tests: Contents) -> None:
+    folder, workflow = repository.folder, repository.top / WORKFLOW
     if repository.other_ci:
         commands = "`ampcheck audit` and `pytest tests/test_amp.py --ampcheck`"
-        plan.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
+        draft.left.append((workflow, f"the repository has {repository.other_ci}: run {commands} there"))
+    elif workflow.exists():
+        draft.left.append((workflow, "it exists"))
     else:
         timed = bool(tests.models) and not tests.models[0].heavy  # else test_amp.py has no speed test
         text = render_workflow(
@@ -101,9 +112,8 @@ def make_plan(folder: Path, show: Callable[[str], None] = lambda stage: None) ->
             target=f"{TESTS}:{tests.models[0].candidate.name}" if timed else "",
         )
         speed = "; speed of pull requests and history" if timed else ""
-        plan.add(workflow, text, f"GitHub workflow: tests and audit on two PyTorch releases, job summary{speed}")
-    plan.unfinished = bool(targets) and not tests.models and not tests.script_runs
-    return plan
+        what = f"GitHub workflow: tests and audit on two PyTorch releases, job summary{speed}"
+        draft.files.append(Planned(workflow, text, what))
 
 
 def _tried(repository: Repository, show: Callable[[str], None]) -> tuple[Contents, str, list[str]]:
@@ -155,7 +165,7 @@ def _locked(
     reasons = dict[str, str]()
     for name in (each.candidate.name for each in tests.models):
         show(f"locking the autocast policy of {name}")
-        reasons[name] = lock_policy(process, f"{TESTS}:{name}")
+        reasons[name] = process.why_not("lock", target=f"{TESTS}:{name}")
     names = [name for name, reason in reasons.items() if not reason]
     left = [f"the policy of {name} was not locked: {reason}" for name, reason in reasons.items() if reason]
     return names, (copy / LOCK).read_text(encoding="utf-8") if names else "", left
@@ -172,7 +182,11 @@ def _with_script(
 ) -> tuple[Contents, list[str]]:
     """The tests with the first training script of which two steps run in the copy, else with the first one as it is to
     be filled in; and why the others were left."""
-    scripts = sorted(repository.scripts, key=lambda each: (each.needs != "", not _is_named_train(each)))
+
+    def order(script: TrainingScript) -> tuple[bool, bool]:
+        return script.needs != "", not Path(script.source.path).name.startswith("train")
+
+    scripts = sorted(repository.scripts, key=order)
     models = tests.models or ([tests.unfinished] if tests.unfinished is not None else [])
     reasons = dict[str, str]()
     chosen: Contents | None = None
@@ -181,8 +195,7 @@ def _with_script(
         _write_tests(copy, trains)
         show(f"training two steps of {script.title} in a copy")
         target = script.title if script.is_target else f"{TESTS}:training"
-        reason = rehearse(process, target, "cuda" if script.cuda else "")
-        if not reason:
+        if not (reason := process.why_not("rehearse", target=target, device="cuda" if script.cuda else "")):
             chosen = trains
             break
         reasons[script.title] = reason
@@ -198,45 +211,17 @@ def _with_script(
     return chosen or tests, left
 
 
-def _is_named_train(script: TrainingScript) -> bool:
-    return script.source.path.rpartition("/")[2].startswith("train")
-
-
-def _targets(tests: Contents) -> list[str]:
-    names = [each.candidate.name for each in tests.models]
-    names += [tests.unfinished.candidate.name] if tests.unfinished is not None else []
-    script = tests.script
+def _targets(tests: Contents) -> dict[str, str]:
+    """The targets, each with CUDA where the scripts ask for it, which a machine without it emulates, else with ""."""
+    script, on_cuda = tests.script, "cuda" if tests.cuda else ""
+    models = [*tests.models, *([tests.unfinished] if tests.unfinished is not None else [])]
+    targets = {f"{TESTS}:{each.candidate.name}": on_cuda for each in models}
     if script is None:
-        names = names or ["model"]
-    elif not (tests.script_runs and script.is_target):
-        names += ["training"] if tests.script_runs or not names else []
-    targets = [f"{TESTS}:{name}" for name in names]
-    if script is not None and tests.script_runs and script.is_target:
-        targets.append(script.title)
+        return targets or {f"{TESTS}:model": on_cuda}
+    if tests.script_runs or not targets:
+        trains = script.title if tests.script_runs and script.is_target else f"{TESTS}:training"
+        targets[trains] = "cuda" if script.cuda else ""
     return targets
-
-
-def _devices(tests: Contents) -> dict[str, str]:
-    """The device of the targets where the scripts ask for CUDA: a machine without it emulates it."""
-    trained = tests.script.cuda if tests.script is not None else tests.cuda
-    return {each: "cuda" for each in _targets(tests) if (trained if _trains(each, tests) else tests.cuda)}
-
-
-def _trains(target: str, tests: Contents) -> bool:
-    return tests.script is not None and target in (tests.script.title, f"{TESTS}:training")
-
-
-def _plan_settings(
-    plan: Plan, folder: Path, before: str | None, targets: Sequence[str], devices: Mapping[str, str]
-) -> None:
-    path = folder / pyproject.NAME
-    if not targets:
-        plan.left.append((path, "no targets are added beside tests that exist"))
-    elif before is not None and pyproject.has_targets(folder):
-        plan.left.append((path, f"[tool.ampcheck] has targets; new ones would be {listed(targets)}"))
-    else:
-        what = f"[tool.ampcheck] with the targets {listed(targets)}"
-        plan.files.append(Planned(path, pyproject.with_targets(before, targets, devices), what, before))
 
 
 def _what(tests: Contents) -> str:

@@ -32,17 +32,14 @@ def has_targets(folder: Path) -> bool:
     return settings.folder == folder.resolve() and bool(settings.targets)
 
 
-def with_targets(text: str | None, targets: Sequence[str], devices: Mapping[str, str] | None = None) -> str:
+def with_targets(text: str | None, targets: Mapping[str, str]) -> str:
     """The text with the targets in `[tool.ampcheck]`, which is appended where there is none.
 
-    devices: of targets that have one.
-
-    Raises `UsageError` where the file writes its tables in a form to which nothing can be added.
+    targets: each with its device, "" for none. Raises `UsageError` where the file writes its tables in a form to which
+    nothing can be added.
     """
     newline = "\r\n" if text and "\r\n" in text else "\n"
-    devices = devices or {}
-    tables = {target: f'{{ target = "{target}", device = "{device}" }}' for target, device in devices.items()}
-    entries = [tables.get(target, f'"{target}"') for target in targets]
+    entries = [f'{{ target = "{name}", device = "{on}" }}' if on else f'"{name}"' for name, on in targets.items()]
     key = newline.join(["targets = [", *(f"    {entry}," for entry in entries), "]", ""])
     table = f"[tool.ampcheck]{newline}{key}"
     if not text:
@@ -52,7 +49,7 @@ def with_targets(text: str | None, targets: Sequence[str], devices: Mapping[str,
         new = (start if start.endswith("\n") else start + newline) + key + end
     else:
         new = (text if text.endswith("\n") else text + newline) + newline + table
-    _require_added(new, [{"target": each, "device": devices[each]} if each in devices else each for each in targets])
+    _require_added(new, [{"target": name, "device": on} if on else name for name, on in targets.items()])
     return new
 
 

@@ -154,6 +154,14 @@ class Process:
             self._worker = None
             raise
 
+    def why_not(self, command: str, **arguments: str) -> str:
+        """Why a command for one target did nothing, in a line; "" where it did."""
+        try:
+            reason: str = self.ask(command, _WAIT, seconds=_SECONDS, **arguments)
+        except UsageError as error:
+            return _reason(error)
+        return reason
+
 
 def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show: Callable[[str], None]) -> list[Tried]:
     """Build and run the candidates in the copy until `ENOUGH` of them run, and up to `_HEAVY_TRIED` more where some are
@@ -173,9 +181,10 @@ def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show:
         except UsageError as error:
             tried.append(Tried(candidate, error=_reason(error)))
             break
-        tried.append(_tried(candidate, answer))
-        ran = [each.heavy for each in tried if each.attempt is not None]
-        if ran.count(False) == ENOUGH or len(ran) == ENOUGH + _HEAVY_TRIED:
+        ran = answer.pop("number", None)
+        tried.append(Tried(candidate, None if ran is None else candidate.attempts[ran], **answer))
+        heavy = [each.heavy for each in tried if each.attempt is not None]
+        if heavy.count(False) == ENOUGH or len(heavy) == ENOUGH + _HEAVY_TRIED:
             break
     return [*tried, *lacking]
 
@@ -186,32 +195,6 @@ def _reason(error: UsageError) -> str:
         return f"all candidates together took longer than {_ALL:g} s"
     first, *printed = str(error).splitlines()
     return ": ".join((first.removesuffix("; it printed last:"), *(line.strip() for line in printed[-1:])))
-
-
-def _tried(candidate: Candidate, answer: Mapping[str, Any]) -> Tried:
-    if "error" in answer:
-        return Tried(candidate, error=answer["error"])
-    ran = (answer["code"], tuple(answer["setup"]))
-    attempt = next(each for each in candidate.attempts if (each.code, each.setup) == ran)
-    return Tried(candidate, attempt, answer["inputs"], answer["parameters"], heavy=answer["heavy"])
-
-
-def lock_policy(process: Process, target: str) -> str:
-    """Write the policy lock of a factory in the copy: why it could not be written, "" where it was."""
-    try:
-        answer: str = process.ask("lock", _WAIT, target=target, seconds=_SECONDS)
-    except UsageError as error:
-        return _reason(error)
-    return answer
-
-
-def rehearse(process: Process, target: str, device: str) -> str:
-    """Train two steps of a target in the copy: why it trained none, "" where it did."""
-    try:
-        answer: str = process.ask("rehearse", _WAIT, target=target, device=device, seconds=_SECONDS)
-    except UsageError as error:
-        return _reason(error)
-    return answer
 
 
 def _started(copy: Path, commands: str) -> Worker:

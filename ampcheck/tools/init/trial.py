@@ -64,7 +64,7 @@ def _limit_memory() -> None:
 
 
 def build(paths: Sequence[str], attempts: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The attempt at a candidate that ran, with its inputs, or the first error.
+    """Fields of `Tried`: of the attempt at a candidate that ran, with its number, or the first error.
 
     paths: for `sys.path`. attempts: the fields of `Attempt`. seconds: of CPU time for all of them.
     """
@@ -74,9 +74,9 @@ def build(paths: Sequence[str], attempts: Sequence[dict[str, Any]], seconds: flo
     errors = list[str]()
     try:
         with _at_most(seconds):
-            for attempt in sorted(attempts, key=_is_large):
+            for number, attempt in sorted(enumerate(attempts), key=lambda each: _is_large(each[1])):
                 try:
-                    return _run(attempt)
+                    return {"number": number, **_run(attempt)}
                 except Exception as raised:  # noqa: BLE001, PERF203  # the user's code may raise anything
                     errors.append(brief(as_result(raised)))
     except TrialTimeoutError:
@@ -173,7 +173,7 @@ def _run(attempt: dict[str, Any]) -> dict[str, Any]:
     if found[1] > _SLOW:
         found = next(_running(model, smaller_inputs(found[0]), namespace, errors), found)
     count = sum(parameter.numel() for parameter in model.parameters())
-    return {**attempt, "inputs": found[0], "parameters": count, "heavy": found[1] + _PER_WEIGHT * count > _HEAVY}
+    return {"inputs": found[0], "parameters": count, "heavy": found[1] + _PER_WEIGHT * count > _HEAVY}
 
 
 def _running(

@@ -31,7 +31,7 @@ TEXTS = {
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_every_line_that_was_there_stays(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_bytes(text.encode())
-    added = with_targets(read_pyproject(tmp_path), TARGETS)
+    added = with_targets(read_pyproject(tmp_path), dict.fromkeys(TARGETS, ""))
     (tmp_path / "pyproject.toml").write_bytes(added.encode())
     assert [target.target for target in load_settings(tmp_path).targets] == TARGETS
     lines = added.splitlines(keepends=True)
@@ -46,7 +46,7 @@ def test_every_line_that_was_there_stays(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_of_windows_keeps_its_line_ends() -> None:
-    assert "\n" not in with_targets(TEXTS["windows"], TARGETS).replace("\r\n", "")
+    assert "\n" not in with_targets(TEXTS["windows"], dict.fromkeys(TARGETS, "")).replace("\r\n", "")
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_a_file_of_windows_keeps_its_line_ends() -> None:
 )
 def test_a_table_that_is_written_inline_is_left_with_the_lines_to_add(text: str) -> None:
     with pytest.raises(UsageError, match=r"inline.*by hand"):
-        with_targets(text, TARGETS)
+        with_targets(text, dict.fromkeys(TARGETS, ""))
