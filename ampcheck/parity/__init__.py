@@ -9,3 +9,9 @@ from ampcheck.parity.circumstances import Microbatches as Microbatches
 from ampcheck.parity.circumstances import Permutation as Permutation
 from ampcheck.parity.circumstances import Repeat as Repeat
 from ampcheck.parity.circumstances import Threads as Threads
+from ampcheck.parity.invariances import BatchOrder as BatchOrder
+from ampcheck.parity.invariances import Declared as Declared
+from ampcheck.parity.invariances import Invariance as Invariance
+from ampcheck.parity.invariances import Padding as Padding
+from ampcheck.parity.invariances import Scale as Scale
+from ampcheck.parity.invariances import Shift as Shift

@@ -19,8 +19,9 @@ from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Call, name_of
 from ampcheck.outcome.raising import verify
 from ampcheck.parity.calls import Side, side_of_target
-from ampcheck.parity.circumstances import Circumstance, as_circumstance
+from ampcheck.parity.circumstances import Circumstance
 from ampcheck.parity.compare import RELATIONS, Subject, compare
+from ampcheck.parity.invariances import as_circumstance
 from ampcheck.parity.recorded import Recorded, load_record
 from ampcheck.records.parity import Parity
 
@@ -46,7 +47,7 @@ def assert_parity(
         assert_parity(make_ours, make_theirs)             # functions that return (module, args)
 
     a, b: modules, functions, compiled or exported programs, custom ops. `b` may be a circumstance, in which `a` runs
-    again (`Batch`, `Chunks`, `Padding`, ..., or an invariance of `ampcheck.search`). Without `args`, functions that
+    again (`Batch`, `Chunks`, `Padding`, ...). Without `args`, functions that
     return `(module, args)`: they are called inside the comparison, so that tables that they make are followed too.
     args, kwargs: a tuple, a mapping of keyword arguments, or the one argument; each side gets copies. relation:
     `"rounding"`: one function, each within its own bound; `"function"`: one function; `"bitwise"`: equal bits. modules:

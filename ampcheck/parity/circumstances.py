@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -10,11 +10,15 @@ import torch
 
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.errors import UsageError
-from ampcheck.search.example import Example
-from ampcheck.search.invariances import Inputs, Invariance
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Function: TypeAlias = Callable[..., Any]
+Inputs: TypeAlias = Sequence[int | str] | None
+"""Arguments by position or keyword; None for all of them."""
+
+
+class TooSmallError(UsageError):
+    """There are no parts in these arguments that are smaller than the whole."""
 
 
 class Circumstance:
@@ -27,6 +31,9 @@ class Circumstance:
     @property
     def name(self) -> str:
         """What findings call it."""
+        return self._title()
+
+    def _title(self) -> str:
         raise NotImplementedError
 
     def applied(self, function: Function) -> Function:
@@ -58,9 +65,7 @@ class Batch(Circumstance):
         parse_integer(self.size, "size of Batch")
         _require_dim(self)
 
-    @property
-    def name(self) -> str:
-        """`rows of a batch alone`."""
+    def _title(self) -> str:
         return "rows of a batch alone" if self.size == 1 else f"{self.size} rows of a batch at a time"
 
     def applied(self, function: Function) -> Function:
@@ -97,9 +102,7 @@ class Chunks(Circumstance):
         if self.step is not None and not callable(self.step):
             raise UsageError(f"step of Chunks must be step(function, chunk, state); found {self.step!r:.60}")
 
-    @property
-    def name(self) -> str:
-        """`chunks of 16`."""
+    def _title(self) -> str:
         return "decoding step by step" if self.size == 1 else f"chunks of {self.size}"
 
     def applied(self, function: Function) -> Function:
@@ -148,9 +151,7 @@ class Microbatches(Circumstance):
         parse_integer(self.count, "count of Microbatches", 2)
         _require_dim(self)
 
-    @property
-    def name(self) -> str:
-        """`4 micro-batches`."""
+    def _title(self) -> str:
         return f"{self.count} micro-batches"
 
     def applied(self, function: Function) -> Function:
@@ -181,9 +182,7 @@ class Permutation(Circumstance):
     def __post_init__(self) -> None:
         _require_dim(self)
 
-    @property
-    def name(self) -> str:
-        """`a permutation along dimension 1`."""
+    def _title(self) -> str:
         return f"a permutation along dimension {self.dim}"
 
     def applied(self, function: Function) -> Function:
@@ -199,9 +198,9 @@ class Permutation(Circumstance):
             def shuffled(tensor: torch.Tensor, index: torch.Tensor = order) -> torch.Tensor:
                 return tensor.index_select(self.dim, index) if _is_as_long(tensor, self.dim, length) else tensor
 
-            changed = map_tensors(shuffled, (list(args), dict(kwargs)))
+            args, kwargs = map_named(shuffled, args, kwargs)
             back = order.argsort()
-            return map_tensors(lambda tensor: shuffled(tensor, back), function(*changed[0], **changed[1]))
+            return map_tensors(lambda tensor: shuffled(tensor, back), function(*args, **kwargs))
 
         return permuted
 
@@ -215,9 +214,7 @@ class Threads(Circumstance):
     def __post_init__(self) -> None:
         parse_integer(self.count, "count of Threads")
 
-    @property
-    def name(self) -> str:
-        """`1 thread`."""
+    def _title(self) -> str:
         return f"{self.count} thread{'s' if self.count > 1 else ''}"
 
     def applied(self, function: Function) -> Function:
@@ -234,35 +231,12 @@ class Threads(Circumstance):
 class Repeat(Circumstance):
     """The same call again gives the same: with `relation="bitwise"`, determinism."""
 
-    @property
-    def name(self) -> str:
-        """`the same call again`."""
+    def _title(self) -> str:
         return "the same call again"
 
     def applied(self, function: Function) -> Function:
         """The function itself."""
         return lambda *args, **kwargs: function(*args, **kwargs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Invariant(Circumstance):
-    """An invariance of `ampcheck.search` as a circumstance."""
-
-    invariance: Invariance
-
-    @property
-    def name(self) -> str:
-        """The name of the invariance."""
-        return self.invariance.name
-
-    def applied(self, function: Function) -> Function:
-        """The function of changed inputs, with the change undone."""
-
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            example = self.invariance.changed(Example(args, kwargs))
-            return map_tensors(self.invariance.undone, function(*example.args, **example.kwargs))
-
-        return changed
 
 
 def _with_threads(function: Function, count: int) -> Function:
@@ -277,15 +251,6 @@ def _with_threads(function: Function, count: int) -> Function:
             torch.set_num_threads(before)
 
     return threaded
-
-
-def as_circumstance(value: object) -> Circumstance | None:
-    """A circumstance, or an invariance of `ampcheck.search` as one; None of a function."""
-    if isinstance(value, Circumstance):
-        return value
-    if hasattr(value, "changed") and hasattr(value, "undone"):
-        return _Invariant(value)  # type: ignore[arg-type]
-    return None
 
 
 def _cached_step(function: Function, chunk: torch.Tensor, state: Any) -> tuple[Any, Any]:
@@ -315,24 +280,41 @@ def _with(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Fu
 
 def _length(args: Sequence[Any], kwargs: dict[str, Any], dim: int) -> int:
     """The length along `dim` of the first tensor that has it."""
-    lengths = [t.shape[dim] for _, t in tensors((list(args), kwargs)) if -t.dim() <= dim < t.dim()]
+    lengths = [t.shape[dim] for _, t in tensors((list(args), kwargs)) if has_dim(t, dim)]
     if not lengths:
         raise UsageError(f"no tensor among the arguments has a dimension {dim} to split")
     return int(lengths[0])
 
 
+def has_dim(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a tensor has this dimension."""
+    return -tensor.dim() <= dim < tensor.dim()
+
+
 def _is_as_long(tensor: torch.Tensor, dim: int, length: int) -> bool:
-    return -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == length
+    return has_dim(tensor, dim) and tensor.shape[dim] == length
+
+
+def map_named(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inputs: Inputs = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with `function` applied to each tensor of those that `inputs` names."""
+    mapped = {
+        key: map_tensors(function, value) if inputs is None or key in inputs else value
+        for key, value in (*enumerate(args), *kwargs.items())
+    }
+    return tuple(mapped[number] for number in range(len(args))), {key: mapped[key] for key in kwargs}
 
 
 def _parts(
     args: Sequence[Any], kwargs: dict[str, Any], size: int, dim: int, inputs: Inputs
-) -> Iterator[tuple[list[Any], dict[str, Any], float]]:
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], float]]:
     """The arguments in parts of `size` along `dim`, each with its share of the whole. inputs: those that are split."""
-    named: dict[int | str, Any] = dict(enumerate(args))
-    named.update(kwargs.items())
-    chosen = [value for key, value in named.items() if inputs is None or key in inputs]
-    length = _length(chosen, {}, dim)
+    named = (*enumerate(args), *kwargs.items())
+    length = _length([value for key, value in named if inputs is None or key in inputs], {}, dim)
     _require_parts(length, size, dim)
     for start in range(0, length, size):
         count = min(size, length - start)
@@ -340,14 +322,13 @@ def _parts(
         def part(tensor: torch.Tensor, start: int = start, count: int = count) -> torch.Tensor:
             return tensor.narrow(dim, start, count) if _is_as_long(tensor, dim, length) else tensor
 
-        split = {key: map_tensors(part, v) if inputs is None or key in inputs else v for key, v in named.items()}
-        yield [split[number] for number in range(len(args))], {key: split[key] for key in kwargs}, count / length
+        yield *map_named(part, args, kwargs, inputs), count / length
 
 
 def _require_parts(length: int, size: int, dim: int) -> None:
     """Raise where parts of `size` are the whole, which a comparison with itself says nothing of."""
     if length <= size:
-        raise UsageError(
+        raise TooSmallError(
             f"parts of {size} along dimension {dim} must be smaller than the whole; found a length of {length}: "
             "give longer arguments or smaller parts"
         )
@@ -359,7 +340,7 @@ def _joined(outputs: Sequence[Any], dim: int) -> Any:
     if any(one.keys() != named[0].keys() for one in named):
         raise UsageError("the parts must give the same outputs")
     for path, tensor in named[0].items():
-        if not -tensor.dim() <= dim < tensor.dim():
+        if not has_dim(tensor, dim):
             raise UsageError(
                 f"output {path or ''} has no dimension {dim} along which parts are joined: shape {list(tensor.shape)}"
             )

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from ampcheck.facts.memory import roundoff
 from ampcheck.facts.norms import finite_parts, group_norms, norm, ratio, real_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE
 from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
@@ -65,6 +66,28 @@ def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     worst = float((off / size.clamp_min(1e-300))[apart].max())
     rows = f" in {int(apart.sum()):,} of {apart.numel():,} rows" if apart.numel() > 1 else ""
     return f"exact values differ by {worst:.2g} of their size{rows}"
+
+
+def element_apart(a: Result, b: Result, unit: float) -> int | None:
+    """Where exact values of one shape are furthest apart, if by more than one rounding, of this unit, of the largest.
+
+    What data in float64 are rounded by themselves counts as well.
+    """
+    expected, value = exact_values(a), exact_values(b)
+    if not expected.numel():
+        return None
+    finite = expected.isfinite()
+    apart = torch.where(finite & value.isfinite(), value - expected, 0.0).abs()
+    spread = real_parts(b.reference.moved).reshape(-1) - value if b.reference is not None else torch.zeros_like(value)
+    limit = unit * float(torch.where(finite, expected, 0.0).abs().amax())
+    limit += SLACK * float(spread.abs().nan_to_num(0.0, 0.0).amax()) * roundoff(torch.float64) / MOVE
+    wrong = (apart > limit) | (finite != value.isfinite())
+    return int(torch.where(wrong, apart, -1.0).argmax()) if bool(wrong.any()) else None
+
+
+def exact_values(result: Result) -> torch.Tensor:
+    """The exact values of a result in a row, in float64."""
+    return real_parts(result.value if result.reference is None else result.reference.exact).double().reshape(-1)
 
 
 def roundings_between(a: Result, b: Result) -> float:

@@ -38,7 +38,7 @@ class Problem:
 class Breaking:
     """A problem with the smallest example that was found for it.
 
-    example: an `ampcheck.search.example.Example`; its `code()` is what findings show. found_after: how many examples
+    example: an `ampcheck.parity.example.Example`; its `code()` is what findings show. found_after: how many examples
     had been examined. climbed: whether gradient ascent found it, which leaves what was drawn for the declared domain.
     file: the test that was written, "" for none; unwritten: why there is none.
     """

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.core.errors import as_result
-from ampcheck.search.example import Example
+from ampcheck.parity.example import Example
 from ampcheck.search.runner import Runner
 from ampcheck.torchtools.pytree import tensors
 

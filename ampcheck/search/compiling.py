@@ -11,7 +11,7 @@ import torch
 from ampcheck.autocast.missing import lacking
 from ampcheck.core.text import cannot_run
 from ampcheck.numerics.compiled import Graphs, measure_graphs
-from ampcheck.search.example import Example
+from ampcheck.parity.example import Example
 from ampcheck.search.runner import Runner
 from ampcheck.torchtools.pytree import tensors
 

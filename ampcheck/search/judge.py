@@ -27,11 +27,12 @@ from ampcheck.core.subject import Subject, name_of
 from ampcheck.numerics import native_format
 from ampcheck.numerics.measure import positive, substituted
 from ampcheck.outcome.raising import verify
+from ampcheck.parity.circumstances import Circumstance
+from ampcheck.parity.example import Example, as_example
+from ampcheck.parity.invariances import as_circumstance
 from ampcheck.records.property import PropertyStats
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.example import Example, as_example
-from ampcheck.search.invariances import Invariance
 from ampcheck.search.loop import Search, SearchOptions
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.runner import Runner
@@ -52,7 +53,7 @@ def assert_property(
     options: SearchOptions | None = None,
     limits: Limits | None = None,
     name: str = "",
-    invariances: Sequence[Invariance] = (),
+    invariances: Sequence[Circumstance] = (),
 ) -> Run:
     """Search for inputs at which `model` breaks in 16 bits, and minimise them.
 
@@ -94,11 +95,11 @@ def judge_property(
     options: SearchOptions | None = None,
     limits: Limits | None = None,
     name: str = "",
-    invariances: Sequence[Invariance] = (),
+    invariances: Sequence[Circumstance] = (),
     progress: Progress = silent,
 ) -> Run:
     """The run of a search, which raises nothing for a failure. Parameters as of `assert_property`."""
-    _require(model, inputs, invariances)
+    circumstances = _required(model, inputs, invariances)
     options = options or SearchOptions()
     placement = place(device)
     title = name or name_of(model)
@@ -111,7 +112,7 @@ def judge_property(
             progress(f"{title}: {format_of(low).name}", done, len(wanted))
             runner = Runner(subject, low, device=placement.device, native=native)
             compiled = Compiled(runner) if compile else None
-            search = Search(Evaluator(runner, invariances, compiled))
+            search = Search(Evaluator(runner, circumstances, compiled))
             with compiled.measured() if compiled is not None else nullcontext():
                 search.run(inputs, options)
             stats = _stats(search, options)
@@ -187,7 +188,8 @@ def _domain(ranges: Mapping[str, tuple[float, float]], domain: tuple[float, floa
     return f"within |x| <= {high:g}" if low == -high else f"within {low:g} <= x <= {high:g}"
 
 
-def _require(model: object, inputs: object, invariances: object) -> None:
+def _required(model: object, inputs: object, invariances: object) -> list[Circumstance]:
+    """The circumstances of a search, whose arguments are what they must be."""
     from hypothesis import strategies as st
 
     if not callable(model):
@@ -199,13 +201,13 @@ def _require(model: object, inputs: object, invariances: object) -> None:
         )
     if not isinstance(invariances, (tuple, list)):
         raise UsageError(f"invariances must be a tuple or list, such as (BatchOrder(),); found {invariances!r}")
-    for invariance in invariances:
-        methods = all(callable(getattr(invariance, method, None)) for method in ("changed", "undone"))
-        if isinstance(invariance, type) or not methods or not hasattr(invariance, "name"):
-            raise UsageError(
-                "an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(); "
-                f"found {invariance!r}"
-            )
+    known = [(one, as_circumstance(one)) for one in invariances]
+    if wrong := [one for one, circumstance in known if circumstance is None]:
+        raise UsageError(
+            "an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(), or a circumstance "
+            f"of ampcheck.parity, such as Batch(); found {wrong[0]!r}"
+        )
+    return [circumstance for _, circumstance in known if circumstance is not None]
 
 
 def _first(inputs: st.SearchStrategy[Any]) -> Example:

@@ -17,10 +17,10 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from ampcheck.core.arguments import is_number, parse_integer, parse_number
 from ampcheck.core.errors import UsageError, brief
+from ampcheck.parity.example import Example, as_example
 from ampcheck.records.property import Breaking, Look, Problem, PropertyStats
 from ampcheck.search.ascent import climb, minimise
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.example import Example, as_example
 
 _MINIMISING = 0.5
 """Part of the seconds that minimising may take beyond the search itself."""

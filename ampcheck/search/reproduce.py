@@ -10,20 +10,20 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
 
+from ampcheck import parity
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.files import write_atomically
 from ampcheck.core.formats import format_of
+from ampcheck.parity.example import Example
 from ampcheck.records.property import COMPILED, INVARIANCE, Breaking
-from ampcheck.search import invariances
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.example import Example
 from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import tensors
 
@@ -68,8 +68,9 @@ def write_test(
         if evaluator.runner.device != "cpu":
             options.append(f"device={evaluator.runner.device!r}")
         if problem.kind == INVARIANCE:
-            lines.append("from ampcheck.search import BatchOrder, Padding, Scale, Shift")
-            options.append(f"invariances=({', '.join(_declared(one) for one in evaluator.invariances)},)")
+            names = sorted({type(one).__name__ for one in evaluator.invariances})
+            lines.append(f"from ampcheck.parity import {', '.join(names)}")
+            options.append(f"invariances=({', '.join(map(_declared, evaluator.invariances))},)")
         value, setup = _example(breaking.example, path)
         text = _TEMPLATE.format(
             what=f"{problem.kind} of {evaluator.runner.subject.name} in {fmt}",
@@ -183,12 +184,10 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _declared(one: Any) -> str:
-    if type(one).__name__ not in ("BatchOrder", "Scale", "Shift", "Padding") or type(one).__module__ != (
-        invariances.__name__
-    ):
+    values = {field.name: _number(getattr(one, field.name)) for field in fields(one)} if is_dataclass(one) else {}
+    if getattr(parity, type(one).__name__, None) is not type(one) or any(map(callable, values.values())):
         raise _Unwritable(f"the invariance {one.name!r} is the user's own")
-    values = (f"{field.name}={as_code(_number(getattr(one, field.name)))}" for field in fields(one))
-    return f"{type(one).__name__}({', '.join(values)})"
+    return f"{type(one).__name__}({', '.join(f'{name}={as_code(value)}' for name, value in values.items())})"
 
 
 def _number(value: object) -> Any:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -23,104 +23,81 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
-from ampcheck.numerics.run import RunPlan, run_subject
+from ampcheck.numerics.run import Outcome, RunPlan, run_subject
+from ampcheck.parity.example import Example
 from ampcheck.records.results import MOVE
-from ampcheck.search.example import Example
 from ampcheck.shadow import Shadow
+from ampcheck.shadow.compare import Result, result_of
 from ampcheck.torchtools.copying import Prepared, prepare
-from ampcheck.torchtools.pytree import is_plain
+from ampcheck.torchtools.modes import aside
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.snapshot import preserved_objects
 
 _LARGEST_INTEGER = torch.iinfo(torch.int64).max
 
-
-@dataclass(slots=True)
-class Result:
-    """What a run returned, an object of type `kind`: tensors by path, Python numbers among them, or an exception."""
-
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    kind: str = ""
-    error: BaseException | None = None
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Gives the function to run in the place of the callable: it in a circumstance, or compiled."""
 
 
 class Runner:
     """A copy of a subject in low precision.
 
-    dtype: what autocast casts to, or, where `native`, the dtype of inputs or weights. draws: whether a run drew random
-    numbers. dropped counts outputs that have no values to judge, substituted the ops that ran in float32 since no
-    16-bit kernel is here.
+    dtype: what autocast casts to, or, where `native`, the dtype of inputs or weights. name: of it in findings. root:
+    the module whose paths findings have. plain: the copy, to be compiled. draws: whether a run drew random numbers.
+    dropped counts outputs that have no values to judge, substituted the ops that ran in float32 since no 16-bit kernel
+    is here.
     """
 
     def __init__(self, subject: Subject, dtype: torch.dtype, *, device: str = "cpu", native: bool = False) -> None:
         self.subject, self.dtype, self.device, self.native = subject, dtype, device, native
+        self.name = armed(subject.name, arm_of(dtype, "eager", native=native))
         self.draws = False
         self.substituted: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._low = prepare(subject, device=device)
+        self.root, self.plain = self._low.root, self._low.model
 
-    @property
-    def name(self) -> str:
-        """How findings name this run: `softmax [float16 native, eager]`."""
-        return armed(self.subject.name, arm_of(self.dtype, "eager", native=self.native))
-
-    @property
-    def root(self) -> torch.nn.Module | None:
-        """The module whose paths findings have."""
-        return self._low.root
-
-    @property
-    def plain(self) -> Callable[..., Any]:
-        """The copy, to be compiled."""
-        return self._low.model  # type: ignore[no-any-return]
-
-    @contextmanager
     def run(
-        self, example: Example, shadow: Shadow | None = None, function: Callable[..., Any] | None = None
-    ) -> Iterator[Result]:
-        """Run the example under autocast, or natively in 16 bits. function: the compiled copy.
+        self,
+        example: Example,
+        receive: Callable[[str, torch.Tensor], None],
+        shadow: Shadow | None = None,
+        around: Around | None = None,
+    ) -> Outcome:
+        """Run the example under autocast, or natively in 16 bits.
 
-        Inside the block the outputs are those of the run; on leaving, buffers among them are restored.
+        receive: called with each output and its path; buffers among them are restored afterwards. shadow: of an eager
+        run, whose inputs are exact.
         """
-        own = example.copied(self.device)
+        own, contexts = example.copied(self.device), list[Any]()
         if shadow is not None:
             self._enter(shadow, own)
-        missing = [MissingKernels()] if active() is not None and function is None else []
-        around = [*missing, *([shadow] if shadow is not None else [])]
+            contexts = [self._substituting(), shadow] if active() is not None else [shadow]
         cast = None if self.native else self.dtype
-        with self._run(self._low, own, cast, around, self.plain if function is None else function) as result:
-            if shadow is not None:
-                for kernels in missing:
-                    self.substituted.update(kernels.ran)
-                self._drop(result)
-            yield result
+        return self._run(self._low, own, receive, cast, contexts, around)
 
-    def float32_error(self, example: Example) -> str:
+    def float32_error(self, example: Example, around: Around | None = None) -> str:
         """What the example raises in float32, in one line; "" for nothing."""
         own = example.copied(self.device).mapped(lambda t: t.float() if t.is_floating_point() else t)
-        with self._run(self._float32, own) as result:
-            return brief(result.error) if result.error is not None else ""
+        error = self._run(self._float32, own, around=around).error
+        return brief(error) if error is not None else ""
 
-    def exact(self, example: Example) -> dict[str, torch.Tensor] | None:
-        """The floating results in float64 without the casts of the model; None where it does not run in float64."""
-        shadow = Shadow(judge=False)
-        with self._run(self._float64, example.copied(self.device), around=[shadow]) as result:
-            if result.error is not None:
-                return None
-            return {
-                path: shadow.exact(t).clone() if t.is_floating_point() else t.clone()
-                for path, t in result.outputs.items()
-            }
+    def exact(self, example: Example, around: Around | None = None) -> dict[str, Result] | None:
+        """The results in float64 without the casts of the model; None where it does not run in float64."""
+        shadow, results = Shadow(judge=False), dict[str, Result]()
+
+        def keep(path: str, tensor: torch.Tensor) -> None:
+            results[path] = result_of(shadow, tensor)
+
+        outcome = self._run(self._float64, example.copied(self.device), keep, around=around, contexts=[shadow])
+        return results if outcome.error is None else None
 
     @contextmanager
     def differentiable(self) -> Iterator[Callable[..., Any]]:
         """The callable in float64, for gradients of its inputs."""
-        model = self._float64.model
-        with ExitStack() as stack:
-            stack.enter_context(warnings.catch_warnings())
+        model, root = self._float64.model, self._float64.root
+        with warnings.catch_warnings(), torch.enable_grad(), seeded(self.device), preserved_objects(model, root):
             warnings.simplefilter("ignore")  # the user's own run shows them
-            for context in (torch.enable_grad(), seeded(self.device), preserved_objects(model, self._float64.root)):
-                stack.enter_context(context)
             yield model
 
     @cached_property
@@ -131,45 +108,48 @@ class Runner:
     def _float64(self) -> Prepared:
         return prepare(self.subject, device=self.device, to=torch.float64)
 
-    @contextmanager
     def _run(
         self,
         prepared: Prepared,
         example: Example,
+        receive: Callable[[str, torch.Tensor], None] = lambda path, tensor: None,
         cast: torch.dtype | None = None,
-        around: Any = (),
-        function: Callable[..., Any] | None = None,
-    ) -> Iterator[Result]:
-        """Run one example forward, and restore what it changed on leaving. Raises `UsageError` as the run does."""
-        result, function = Result(), prepared.model if function is None else function
+        contexts: Any = (),
+        around: Around | None = None,
+    ) -> Outcome:
+        """Run one example forward, and restore what it changed. Raises `UsageError` as the run does."""
+        function = prepared.model if around is None else around(prepared.model)
 
         def model(*args: Any, **kwargs: Any) -> Any:
             value = function(*args, **kwargs)
-            result.kind = type(value).__name__
             if type(value) in (bool, int) and abs(value) <= _LARGEST_INTEGER:
                 return torch.tensor(value)
             return _numbers_as_tensors(value)
 
+        def keep(key: Any, tensor: torch.Tensor) -> None:
+            with aside():
+                receive(key[1], tensor.detach())
+
         own = replace(prepared, calls=(example,))
         plan = RunPlan(self.device, cast, no_backward="outputs alone are judged")
         with preserved_objects(prepared.model, prepared.root):
-            outcome = run_subject(
-                own,
-                plan,
-                lambda key, tensor: result.outputs.update({key[1]: tensor.detach()}),
-                around=[self._noting_draws(), *around],
-                transform=lambda _: [model],
-            )
-            if isinstance(outcome.error, UsageError):
-                raise outcome.error
-            result.error = outcome.error
-            yield result
+            contexts = [self._noting_draws(), *contexts]
+            outcome = run_subject(own, plan, keep, around=contexts, transform=lambda _: [model])
+        if isinstance(outcome.error, UsageError):
+            raise outcome.error
+        return outcome
 
     @contextmanager
     def _noting_draws(self) -> Iterator[None]:
         fresh = torch.get_rng_state()
         yield
         self.draws = self.draws or not torch.equal(torch.get_rng_state(), fresh)
+
+    @contextmanager
+    def _substituting(self) -> Iterator[None]:
+        with MissingKernels() as missing:
+            yield
+        self.substituted.update(missing.ran)
 
     def _enter(self, shadow: Shadow, example: Example) -> None:
         """Give the inputs their companions: they are exact, whatever their format.
@@ -187,16 +167,6 @@ class Runner:
                 if bool(small.any()):
                     off = exact + (moved - exact).sign() * MOVE * form.smallest_normal if keeps else exact * 0
                     moved.copy_(torch.where(small, off, moved))
-
-    def _drop(self, result: Result) -> None:
-        """Leave out what has no values to judge."""
-        if result.error is None and not result.outputs:
-            self.dropped[f"results without tensors ({result.kind})"] += 1
-        for path, tensor in list(result.outputs.items()):
-            if is_plain(tensor):
-                continue
-            self.dropped["outputs that are quantised, opaque or on the device meta"] += 1
-            del result.outputs[path]
 
 
 def _numbers_as_tensors(value: Any) -> Any:

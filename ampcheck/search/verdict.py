@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
-from ampcheck.numerics.run import is_floating
+from ampcheck.facts.norms import finite_parts, real_parts
+from ampcheck.numerics.run import Outcome, is_floating
+from ampcheck.parity.example import Example
 from ampcheck.records import faults
 from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
 from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, Key
-from ampcheck.search.example import Example
-from ampcheck.search.runner import Result as Returned
 from ampcheck.shadow import Fault, Reference, Shadow, bounds
 from ampcheck.shadow.bounds import examine, group_dims
 from ampcheck.shadow.compare import Result, at_the_edge, result_of
+from ampcheck.torchtools.pytree import is_plain
 
 _FEW = 64
 """Elements up to which each is judged by itself, too, where a fault is left in the output."""
@@ -24,40 +26,55 @@ _FEW = 64
 _TINY = 2.0
 """Smallest subnormals that a result may be off: by its own rounding, and by that of what it was made of."""
 
+_HIDDEN = "outputs that are quantised, opaque or on the device meta"
+
 
 class Judged:
-    """One run that was judged. results: its outputs, where compiled code is compared; freedom: see there."""
+    """One run under a shadow that is judged. results: its outputs, with which compiled code is compared. dropped:
+    counts those without values."""
 
-    def __init__(self, example: Example, shadow: Shadow, result: Returned) -> None:
+    def __init__(self, example: Example, shadow: Shadow) -> None:
         assert shadow.judge is not None
         self.look = Look()
         self.results: dict[Key, Result] = {}
-        self.freedom = shadow.freedom
-        self._references: dict[str, Reference] = {}
+        self.shadow, self.dropped = shadow, Counter[str]()
         self._example, self._largest = example, shadow.judge.results.largest
-        shadow.reach({path: t for path, t in result.outputs.items() if is_floating(t)})
-        # That whole numbers of a floating format became equal is honest rounding here: the inputs are exact.
-        self._faults = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]
-        for path, tensor in result.outputs.items():
-            self.look.elements += tensor.numel()
-            if shadow.freedom is not None and (tensor.numel() or not is_floating(tensor)):
-                self.results["output", path, 0] = result_of(shadow, tensor)
-            if is_floating(tensor) and tensor.numel():
-                exact, moved = shadow.store.exact(tensor), shadow.store.moved(tensor)
-                self._references[path] = Reference(exact, moved, shadow.store.of(tensor).unit)
-                self._judge(path, tensor, shadow)
+
+    @property
+    def _faults(self) -> list[Fault]:
+        """That whole numbers of a floating format became equal is honest rounding here: the inputs are exact."""
+        return [fault for fault in self.shadow.faults if fault.kind != faults.COLLISION]
+
+    def receive(self, path: str, tensor: torch.Tensor) -> None:
+        """Judge an output that has values."""
+        if not is_plain(tensor):
+            self.dropped[_HIDDEN] += 1
+            return
+        self.look.elements += tensor.numel()
+        if tensor.numel() or not is_floating(tensor):
+            result = self.results["output", path, 0] = result_of(self.shadow, tensor)
+            if result.reference is not None:
+                self.shadow.reach({path: tensor})
+                self._judge(path, tensor, result.reference)
+
+    def end(self, outcome: Outcome) -> Look:
+        """What the whole run shows."""
+        kind, *outputs = outcome.shapes.values()
+        self.dropped.update([f"results without tensors ({kind})"] if not outputs else ())
         if not self.look.problems:
             self._judge_decisions()
         self._note_range()
+        return self.look
 
     def problem(self, path: str, tensor: torch.Tensor, *, inherits: bool = False) -> Problem | None:
         """What is wrong with an output of this run, or of the compiled code, that seems beyond its bound.
 
         inherits: a fault of the run is left in it, of which the conditioning of the data is no excuse.
         """
-        reference = self._references[path]
-        value, exact, moved = (_real(t).double() for t in (tensor, reference.exact, reference.moved))
-        form = format_of(_real(tensor).dtype)
+        reference = self.results["output", path, 0].reference
+        assert reference is not None
+        value, exact, moved = (real_parts(t).double() for t in (tensor, reference.exact, reference.moved))
+        form = format_of(real_parts(tensor).dtype)
         unit = max(reference.unit, form.unit_roundoff)
         # Next to the end of the range rounding decides on which side a value falls, below it on which subnormal; and
         # what is zero by mathematics may be off by a rounding of the data.
@@ -81,18 +98,17 @@ class Judged:
             index = int((inside if kind == NONFINITE else lost).nonzero()[0])
         else:
             kind = ACCURACY
-            norm = torch.linalg.vector_norm(exact.nan_to_num(0.0, 0.0, 0.0), dim=group_dims(exact.shape), keepdim=True)
-            index = int(((value - exact).nan_to_num(0.0, 0.0, 0.0).abs() / norm.clamp_min(1e-300)).argmax())
+            norm = torch.linalg.vector_norm(finite_parts(exact), dim=group_dims(exact.shape), keepdim=True)
+            index = int((finite_parts(value - exact).abs() / norm.clamp_min(1e-300)).argmax())
         low, wide = float(value.reshape(-1)[index]), float(exact.reshape(-1)[index])
         blamed = self._blamed(path, kind)
         where = blamed.where if blamed is not None else Where(phase="forward")
         vanished = blamed is not None and not blamed.examination.lost
         return Problem(kind, path, index, low, wide, observed, limit, where=where, vanished=vanished)
 
-    def _judge(self, path: str, tensor: torch.Tensor, shadow: Shadow) -> None:
+    def _judge(self, path: str, tensor: torch.Tensor, known: Reference) -> None:
         """Compare an output with its companions: at a glance, and as a whole where that shows something."""
-        look, store = self.look, shadow.store
-        exact, moved, unit = store.exact(tensor), store.moved(tensor), store.of(tensor).unit
+        look, exact, moved, unit = self.look, known.exact, known.moved, known.unit
         inherits = any(path in fault.reaches for fault in self._faults)
         if inherits or tensor.is_complex() or not bounds.look(tensor, exact, moved, unit, whole=False).within:
             problem = self.problem(path, tensor, inherits=inherits)
@@ -144,10 +160,5 @@ class Judged:
 
     def _scale(self) -> float:
         """The largest finite magnitude among the inputs."""
-        wide = (tensor.detach().double() for tensor in self._example.floats().values() if tensor.numel())
-        return max((float(torch.where(t.isfinite(), t, 0.0).abs().amax()) for t in wide), default=0.0)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        tensors = self._example.floats().values()
+        return max((float(finite_parts(t).abs().amax()) for t in tensors if t.numel()), default=0.0)

@@ -9,10 +9,10 @@ import torch
 
 from ampcheck import Run, assert_property
 from ampcheck.core.subject import Subject
+from ampcheck.parity.example import Example
 from ampcheck.records.property import Look
 from ampcheck.search import SearchOptions
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.example import Example
 from ampcheck.search.runner import Runner
 
 _OPTIONS = {field.name for field in fields(SearchOptions)}

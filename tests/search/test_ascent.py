@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ampcheck import assert_property
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.parity.example import Example
 from ampcheck.search import SearchOptions
 from ampcheck.search.ascent import climb
-from ampcheck.search.example import Example
 from ampcheck.search.runner import Runner
 from ampcheck.strategies import tensors
 

@@ -10,12 +10,12 @@ import torch
 from ampcheck import assert_property
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.parity.example import Example
 from ampcheck.records.property import ACCURACY, NONFINITE, Look, Problem
 from ampcheck.search import SearchOptions
 from ampcheck.search.ascent import climb
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.example import Example
 from ampcheck.search.loop import Search
 from ampcheck.search.runner import Runner
 from ampcheck.strategies import tensors

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from searches import kinds
+from searches import evaluator, kinds, look
 
+from ampcheck import assert_property
 from ampcheck.core.errors import UsageError
-from ampcheck.search import BatchOrder, Declared, Padding, Scale, Shift
-from ampcheck.search.example import Example
+from ampcheck.parity import Batch, Chunks, Permutation
+from ampcheck.parity.example import Example
+from ampcheck.search import BatchOrder, Declared, Padding, Scale, SearchOptions, Shift
+from ampcheck.strategies import tensors
 
 
 def test_a_shift_that_swallows_the_data_is_no_fault_of_the_function() -> None:
@@ -73,3 +76,50 @@ def test_what_names_no_inputs_is_refused(inputs: Any) -> None:
 def test_inputs_that_are_not_there_are_told_with_those_that_are() -> None:
     with pytest.raises(UsageError, match="here 0, 'mask'; found 'weights'"):
         Shift(inputs=("weights",)).changed(Example((torch.ones(1),), {"mask": torch.ones(1)}))
+
+
+def centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(0, keepdim=True)
+
+
+def lossy_alone(x: torch.Tensor) -> torch.Tensor:
+    return x if len(x) > 1 else (x + 2048) - 2048
+
+
+@pytest.mark.parametrize("circumstance", [Batch(), Permutation(0), Chunks(1, 0, lambda f, x, _: (f(x), None))])
+def test_a_search_takes_the_circumstances_of_parity(circumstance: Any) -> None:
+    x = torch.tensor([[0.5, 2.0], [1.0, -3.0], [0.25, 4.0]], dtype=torch.float16)
+    judge = evaluator(torch.tanh, x, invariances=(circumstance,))
+    assert judge.look(Example((x,))).problems == []
+    assert judge.counts == {circumstance.name: 1}
+
+
+def test_a_circumstance_in_which_the_function_is_another_is_named() -> None:
+    x = torch.tensor([[0.5, 2.0], [1.0, -3.0]], dtype=torch.float16)
+    (problem,) = look(centred, x, invariances=(Batch(),)).problems
+    assert problem.detail == "rows of a batch alone does not hold in float64 either"
+    assert look(centred, x[:1], invariances=(Batch(),)).problems == []  # no smaller part to compare with
+    with pytest.raises(UsageError, match="no dimension 0"):
+        assert_property(torch.mean, tensors("float16", shape=(3,)), compile=False, invariances=(Batch(),))
+
+
+def test_low_precision_is_judged_inside_a_circumstance() -> None:
+    x = torch.tensor([[0.3, 2.0], [1.0, -3.0]], dtype=torch.float16)
+    (problem,) = look(lossy_alone, x, invariances=(Batch(),)).problems
+    assert (problem.detail, problem.where.op) == ("rows of a batch alone: accuracy", "aten::sub.Tensor")
+
+
+def test_an_object_with_the_methods_of_an_invariance_is_one() -> None:
+    class Odd:
+        name = "odd"
+
+        def changed(self, example: Example) -> Example:
+            return example.mapped(torch.neg)
+
+        def undone(self, output: torch.Tensor) -> torch.Tensor:
+            return -output
+
+    inputs = tensors("float16", shape=(3,), min_value=-4, max_value=4)
+    options = SearchOptions(examples=5)
+    run = assert_property(torch.tanh, inputs, compile=False, options=options, invariances=(Odd(),))  # type: ignore[arg-type]
+    assert "odd held" in next(f.message for f in run.findings if f.check == "property-invariance")

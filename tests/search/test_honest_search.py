@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from searches import evaluator, kinds, look, search
 
 from ampcheck.core.run import Run, Verdict, collect
+from ampcheck.parity.example import Example
 from ampcheck.search import BatchOrder, Scale, Shift
-from ampcheck.search.example import Example
 from ampcheck.strategies import tensors
 
 HALF = tensors("float16", shape=3, min_value=-4, max_value=4)

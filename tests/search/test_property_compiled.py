@@ -12,10 +12,10 @@ from torch._inductor.exc import InvalidCxxCompiler
 from ampcheck import assert_property
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.parity.example import Example
 from ampcheck.search import SearchOptions
 from ampcheck.search.compiling import KINDS, Compiled
 from ampcheck.search.evaluate import Evaluator
-from ampcheck.search.example import Example
 from ampcheck.search.runner import Runner
 from ampcheck.strategies import tensors
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from searches import evaluator, kinds, look
 
 from ampcheck.core.formats import format_of
-from ampcheck.search.example import as_example
+from ampcheck.parity.example import as_example
 from ampcheck.strategies import shapes, tensors
 
 FORMATS = ("float16", "bfloat16")

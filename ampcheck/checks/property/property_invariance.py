@@ -1,7 +1,8 @@
-"""Requires: A declared invariance holds: batch order, scale, shift, padding, or one of your own.
+"""Requires: A declared invariance holds: batch order, scale, shift, padding, rows of a batch alone or another
+circumstance of parity, or one of your own.
 
-Measured: Low precision is judged at the changed inputs as at any others; float64 shows whether the invariance holds at
-all.
+Measured: Low precision is judged at the changed inputs, or in the circumstance, as elsewhere; float64 shows whether the
+invariance holds at all.
 
 Causes: A result that depends on its neighbours in a batch, a norm whose eps or squares leave the range when the scale
 changes, padding that enters a mean.

@@ -1,4 +1,4 @@
-"""Invariances that a user declares: other inputs that must give the same result, or one that is known from it.
+"""Invariances: other inputs at which a function must give the same result, or one that is known from it.
 
 `inputs` names the arguments that change, by position or keyword; by default all of them. A mask or a scale beside the
 data is left out by it: `Shift(1.0, inputs=(0,))`, `Padding(inputs=("hidden", "mask"))`. Scale and Shift expect integers
@@ -8,35 +8,42 @@ and bools among the outputs to stay as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ampcheck.core.errors import UsageError
-from ampcheck.search.example import Example
+from ampcheck.parity.circumstances import Circumstance, Function, Inputs, has_dim, map_named
+from ampcheck.parity.example import Example
 from ampcheck.torchtools.pytree import map_tensors
 
-Inputs = Sequence[int | str] | None
-"""Arguments by position or keyword; None for all of them."""
 
+class Invariance(Circumstance):
+    """A circumstance with other arguments: `undone(f(changed(x)))` must be `f(x)`."""
 
-class Invariance(Protocol):
-    """What `assert_property(invariances=...)` takes: `undone(f(changed(x))) == f(x)`."""
-
-    @property
-    def name(self) -> str:
-        """What findings call it."""
+    __slots__ = ()
 
     def changed(self, example: Example) -> Example:
-        """The changed inputs."""
+        """The changed arguments."""
+        raise NotImplementedError
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """An output at the changed inputs, with the change undone."""
+        """An output at the changed arguments, with the change undone."""
+        return output
+
+    def applied(self, function: Function) -> Function:
+        """The function of changed arguments, with the change undone."""
+
+        def of_changed(*args: Any, **kwargs: Any) -> Any:
+            example = self.changed(Example(args, kwargs))
+            return map_tensors(self.undone, function(*example.args, **example.kwargs))
+
+        return of_changed
 
 
-class _Change:
+class _OfTensors(Invariance):
     """An invariance under a change of each tensor of the arguments that `inputs` names."""
 
     __slots__ = ()
@@ -51,52 +58,39 @@ class _Change:
         if problem := self._refused():
             raise UsageError(f"{problem}; found {self!r}")
 
-    @property
-    def name(self) -> str:
-        """What findings call it."""
-        return self._title(f" of inputs {', '.join(map(repr, self.inputs))}" if self.inputs is not None else "")
-
     def changed(self, example: Example) -> Example:
-        """The changed inputs."""
-        inputs = self.inputs
-        if inputs is None:
-            return example.mapped(self._changed)
+        """The changed arguments."""
         here = [*range(len(example.args)), *example.kwargs]
-        if absent := [key for key in inputs if key not in here]:
+        if absent := [key for key in self.inputs or () if key not in here]:
             raise UsageError(
                 f"inputs of an invariance must be arguments, here {', '.join(map(repr, here))}; found {absent[0]!r}"
             )
-        args = [map_tensors(self._changed, v) if key in inputs else v for key, v in enumerate(example.args)]
-        kwargs = {key: map_tensors(self._changed, v) if key in inputs else v for key, v in example.kwargs.items()}
-        return Example(tuple(args), kwargs)
-
-    def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """An output at the changed inputs, with the change undone."""
-        return output
+        return Example(*map_named(self._changed, example.args, example.kwargs, self.inputs))
 
     def _refused(self) -> str:
         """Why the values of the fields are refused; "" where they are not."""
         return ""
 
-    def _title(self, of: str) -> str:
-        raise NotImplementedError
-
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
+    @property
+    def _of(self) -> str:
+        return f" of inputs {', '.join(map(repr, self.inputs))}" if self.inputs is not None else ""
+
 
 @dataclass(frozen=True, slots=True)
-class BatchOrder(_Change):
+class BatchOrder(_OfTensors):
     """Reversing the samples along `dim` of every input, or of those named, reverses them in every output."""
 
     dim: int = 0
     inputs: Inputs = None
 
-    def _title(self, of: str) -> str:
-        return f"batch order along dimension {self.dim}{of}"
+    def _title(self) -> str:
+        return f"batch order along dimension {self.dim}{self._of}"
 
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.flip(self.dim) if -tensor.dim() <= self.dim < tensor.dim() else tensor
+        return tensor.flip(self.dim) if has_dim(tensor, self.dim) else tensor
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Reversed again."""
@@ -104,19 +98,19 @@ class BatchOrder(_Change):
 
 
 @dataclass(frozen=True, slots=True)
-class Scale(_Change):
+class Scale(_OfTensors):
     """Inputs times `factor` give the result times `factor ** degree`: 0 for a norm layer, 1 for a homogeneous one."""
 
     factor: float = 2.0
     degree: float = 0.0
     inputs: Inputs = None
 
+    def _title(self) -> str:
+        return f"scale by {self.factor:g}{f' to the power {self.degree:g}' if self.degree else ''}{self._of}"
+
     def _refused(self) -> str:
         numbers = math.isfinite(self.factor) and self.factor != 0 and math.isfinite(self.degree)
         return "" if numbers else "Scale needs a finite factor other than 0 and a finite degree"
-
-    def _title(self, of: str) -> str:
-        return f"scale by {self.factor:g}{f' to the power {self.degree:g}' if self.degree else ''}{of}"
 
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor * self.factor if tensor.is_floating_point() else tensor
@@ -127,19 +121,19 @@ class Scale(_Change):
 
 
 @dataclass(frozen=True, slots=True)
-class Shift(_Change):
+class Shift(_OfTensors):
     """Adding `amount` to the inputs changes nothing (softmax, variance), or moves the result by `result` (mean)."""
 
     amount: float = 1.0
     result: float = 0.0
     inputs: Inputs = None
 
+    def _title(self) -> str:
+        return f"shift by {self.amount:g}{self._of}{f' moving the result by {self.result:g}' if self.result else ''}"
+
     def _refused(self) -> str:
         numbers = math.isfinite(self.amount) and math.isfinite(self.result)
         return "" if numbers else "Shift needs a finite amount and result"
-
-    def _title(self, of: str) -> str:
-        return f"shift by {self.amount:g}{of}{f' moving the result by {self.result:g}' if self.result else ''}"
 
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor + self.amount if tensor.is_floating_point() else tensor
@@ -150,7 +144,7 @@ class Shift(_Change):
 
 
 @dataclass(frozen=True, slots=True)
-class Padding(_Change):
+class Padding(_OfTensors):
     """`count` elements of `value` behind the inputs along `dim` leave the other outputs as they are."""
 
     dim: int = -1
@@ -158,15 +152,15 @@ class Padding(_Change):
     value: float = 0.0
     inputs: Inputs = None
 
+    def _title(self) -> str:
+        by = f" by {self.count} of {self.value:g}" if (self.count, self.value) != (1, 0.0) else ""
+        return f"padding along dimension {self.dim}{by}{self._of}"
+
     def _refused(self) -> str:
         return "" if self.count >= 1 else "Padding needs a count of at least 1"
 
-    def _title(self, of: str) -> str:
-        by = f" by {self.count} of {self.value:g}" if (self.count, self.value) != (1, 0.0) else ""
-        return f"padding along dimension {self.dim}{by}{of}"
-
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not -tensor.dim() <= self.dim < tensor.dim():
+        if not has_dim(tensor, self.dim):
             return tensor
         sides = list(tensor.shape)
         sides[self.dim] = self.count
@@ -174,23 +168,23 @@ class Padding(_Change):
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """Outputs without what was added; an output without the dimension is unchanged."""
-        if not -output.dim() <= self.dim < output.dim():
+        if not has_dim(output, self.dim):
             return output
         return output.narrow(self.dim, 0, max(0, output.shape[self.dim] - self.count))
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(Invariance):
     """An invariance of the user's own: `change(*args, **kwargs) -> (args, kwargs)`, and `undo(output) -> output`."""
 
-    name: str
+    name: str = field()
     change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     undo: Callable[[torch.Tensor], torch.Tensor] = lambda output: output
 
     def changed(self, example: Example) -> Example:
         """What `change` makes of copies of the arguments."""
-        copied = map_tensors(torch.clone, (example.args, dict(example.kwargs)))
-        changed = self.change(*copied[0], **copied[1])
+        args, kwargs = example.mapped(torch.clone).values
+        changed = self.change(*args, **kwargs)
         pair = isinstance(changed, tuple) and len(changed) == 2
         if not (pair and isinstance(changed[0], (tuple, list)) and isinstance(changed[1], dict)):
             raise UsageError(
@@ -201,3 +195,17 @@ class Declared:
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """What `undo` makes of an output."""
         return self.undo(output)
+
+
+def as_circumstance(value: Any) -> Circumstance | None:
+    """A circumstance, or an object with `name`, `changed` and `undone` as one; None of anything else."""
+    if isinstance(value, Circumstance):
+        return value
+    methods = all(callable(getattr(value, method, None)) for method in ("changed", "undone"))
+    if not methods or not hasattr(value, "name") or isinstance(value, type):
+        return None
+
+    def change(*args: Any, **kwargs: Any) -> Any:
+        return value.changed(Example(args, kwargs)).values
+
+    return Declared(value.name, change, value.undone)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ampcheck.core.subject import Call
-from ampcheck.strategies import as_code
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 
@@ -63,6 +62,8 @@ class Example(Call):
 
     def code(self) -> str:
         """The example as a strategy gives it, as code: a lone tensor by itself."""
+        from ampcheck.strategies import as_code  # needs Hypothesis
+
         if self.kwargs:
             return as_code(self.values)
         return as_code(self.args[0] if len(self.args) == 1 else self.args)
