@@ -9,7 +9,6 @@ from dataclasses import replace
 from ampcheck.tools.init.repository import Class, Repository, parameters_of
 from ampcheck.tools.init.scripts import Parameter
 from ampcheck.tools.init.sources import Attempt
-from ampcheck.tools.init.uses import import_of
 
 _SIZES = {
     2: "n_layer n_layers num_layers num_hidden_layers depth nlayers n_blocks num_blocks",
@@ -56,13 +55,13 @@ def guessed(model: Class, repository: Repository, *, small: bool) -> tuple[str, 
     small: also replace large defaults by those of `SMALL`.
     """
     arguments: list[str] = []
-    imports, missing = [import_of(model)], []
+    imports, missing = [model.line], []
     for parameter in parameters_of(model, repository.classes):
         if (config := _config(parameter, model, repository)) is not None:
             fields = parameters_of(config, repository.classes)
             values, lacking = _values(fields, small=small)
             missing += [f"{config.name}.{name}" for name in lacking]
-            imports.append(import_of(config))
+            imports.append(config.line)
             arguments.append(f"{parameter.name}={config.name}({', '.join(values)})")
             continue
         values, lacking = _values([parameter], small=small)
@@ -86,7 +85,7 @@ def of_default_config(model: Class) -> Iterator[Attempt]:
     sizes += [f"config.{name} = {SMALL[name]}" for name in large]
     origin = f"with the configuration of {model.name}.{model.default_config}, in small sizes"
     for dropped in ([f"config.{name} = None" for name in presets], []) if presets else ([],):
-        yield Attempt(f"{model.name}(config)", (import_of(model),), "", origin, (make, *dropped, *sizes))
+        yield Attempt(f"{model.name}(config)", (model.line,), "", origin, (make, *dropped, *sizes))
 
 
 def _values(parameters: Sequence[Parameter], *, small: bool) -> tuple[list[str], list[str]]:

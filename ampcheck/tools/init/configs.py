@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ampcheck.tools.init.repository import Class, Repository, parameters_of
+from ampcheck.tools.init.repository import Class, Repository, class_of, parameters_of
 from ampcheck.tools.init.sources import Attempt, files_of
 
 _FILES = 300
@@ -103,10 +103,7 @@ class _Writer:
     def own_class(self, target: str) -> Class | None:
         """The class of the repository with a full name, which may be that of a package that re-exports it."""
         module, _, name = target.rpartition(".")
-        found: Sequence[Class] = self._repository.classes.get(name, ())
-        exact = [each for each in found if each.source.module == module]
-        below = [each for each in found if each.source.module.startswith(f"{module}.")]
-        return next(iter(exact or below), None)
+        return class_of(self._repository.classes.get(name, ()), module)
 
     def by_name(self, node: Mapping[str, Any], model: Class) -> str:
         """A call with the arguments beside the class's name; "" where the mapping has other keys."""
@@ -133,7 +130,7 @@ class _Writer:
         return f"functools.partial({', '.join(filter(None, (name, self._keywords(arguments))))})"
 
     def _called(self, model: Class, arguments: Mapping[str, Any]) -> str:
-        self.imports.add(f"from {model.source.module} import {model.name}")
+        self.imports.add(model.line)
         return f"{model.name}({self._keywords(arguments)})"
 
     def _keywords(self, arguments: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ampcheck.tools.init.arguments import SMALL
+from ampcheck.tools.init.options import options_of
 from ampcheck.tools.init.sources import Attempt, Source, dotted
 
 _OPTIONS = ("--model", "--arch", "--architecture", "--model-name", "--model_name", "--net", "--backbone")
@@ -17,7 +18,8 @@ _ARCHITECTURES = {"CausalLM": "gpt2", "Seq2SeqLM": "t5", "ConditionalGeneration"
 
 def library_models(source: Source) -> Iterator[tuple[str, tuple[Attempt, ...]]]:
     """The architectures that a script takes from a library, in the order of its calls, each with its constructions."""
-    default = _default_model(source.tree)
+    models = (each for each in options_of(source.tree) if {*each.flags} & {*_OPTIONS} and isinstance(each.default, str))
+    default = next((str(each.default) for each in models), "")
     for node in ast.walk(source.tree):
         called = _called(node, source)
         origin = f"as {source.path}:{getattr(node, 'lineno', 0)} builds it"
@@ -38,30 +40,15 @@ def library_models(source: Source) -> Iterator[tuple[str, tuple[Attempt, ...]]]:
 
 def _called(node: ast.AST, source: Source) -> str:
     """The full name of what is called, or of the table that a name is looked up in (`models.__dict__[args.arch]`)."""
-    if isinstance(node, ast.Call):
-        node = node.func
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        name = dotted(node) if isinstance(node, ast.expr) else ""
-        first, dot, rest = name.partition(".")
-        return f"{source.names.get(first, '')}{dot}{rest}" if first in source.names else ""
-    return ""
+    if not isinstance(node, ast.Call):
+        return ""
+    first, dot, rest = dotted(node.func.value if isinstance(node.func, ast.Subscript) else node.func).partition(".")
+    return f"{source.names[first]}{dot}{rest}" if first in source.names else ""
 
 
 def _first_text(node: ast.AST) -> str:
     first = node.args[0] if isinstance(node, ast.Call) and node.args else None
     return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
-
-
-def _default_model(tree: ast.Module) -> str:
-    """The default of the script's option for the model."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and dotted(node.func).endswith("add_argument"):
-            flags = {each.value for each in node.args if isinstance(each, ast.Constant)}
-            default = next((each.value for each in node.keywords if each.arg == "default"), None)
-            if flags & {*_OPTIONS} and isinstance(default, ast.Constant) and isinstance(default.value, str):
-                return default.value
-    return ""
 
 
 def _transformers(name: str, checkpoint: str, origin: str) -> Iterator[tuple[str, tuple[Attempt, ...]]]:

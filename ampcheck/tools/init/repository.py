@@ -43,6 +43,11 @@ class Class:
     default_config: str = ""
     config_fields: tuple[Parameter, ...] = ()
 
+    @property
+    def line(self) -> str:
+        """The line that imports it."""
+        return f"from {self.source.module} import {self.name}"
+
 
 @dataclass(frozen=True)
 class Repository:
@@ -94,6 +99,13 @@ def _by_name(classes: Iterable[Class]) -> dict[str, list[Class]]:
     for each in classes:
         found.setdefault(each.name, []).append(each)
     return found
+
+
+def class_of(found: Sequence[Class], module: str) -> Class | None:
+    """The class, of several of one name, that a module has or re-exports from one below it."""
+    exact = [each for each in found if each.source.module == module]
+    below = [each for each in found if each.source.module.startswith(f"{module}.")]
+    return next(iter(exact or below), None)
 
 
 def parameters_of(found: Class, classes: Mapping[str, Sequence[Class]]) -> tuple[Parameter, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
 from ampcheck.tools.init.options import option_defaults
-from ampcheck.tools.init.repository import Class, Repository
+from ampcheck.tools.init.repository import Class, Repository, class_of
 from ampcheck.tools.init.sources import Attempt, Source, dotted
 
 _DEPTH = 12
@@ -21,6 +21,8 @@ _DEPTH = 12
 
 _OPTIONS = frozenset({"args", "opt", "opts", "options", "hparams", "params", "config", "cfg", "flags", "FLAGS"})
 """Names of parameters that hold the options of the command line."""
+
+_PLAIN = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp)
 
 _INPUTS = frozenset({"rand", "randn", "randint", "ones", "zeros", "arange", "full", "tensor", "eye", "linspace"})
 """Functions of torch that make inputs."""
@@ -139,27 +141,20 @@ class _Writer:
     def _resolved(self, node: ast.expr, depth: int) -> ast.expr:
         if depth == 0:
             raise _NotPlainError
-        if isinstance(node, ast.Constant):
-            return node
         if isinstance(node, ast.Name):
             return self._name(node, depth)
-        if isinstance(node, (ast.Tuple, ast.List)):
-            node.elts = [self._resolved(each, depth - 1) for each in node.elts]
-            return node
-        if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
-            node.values = [self._resolved(each, depth - 1) for each in node.values]
-            return node
-        if isinstance(node, ast.UnaryOp):
-            node.operand = self._resolved(node.operand, depth - 1)
-            return node
-        if isinstance(node, ast.BinOp):
-            node.left, node.right = self._resolved(node.left, depth - 1), self._resolved(node.right, depth - 1)
-            return node
         if isinstance(node, ast.Call):
             return self._call(node, depth)
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
-        raise _NotPlainError
+        if not isinstance(node, _PLAIN) or (isinstance(node, ast.Dict) and None in node.keys):
+            raise _NotPlainError
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.expr):
+                setattr(node, name, self._resolved(value, depth - 1))
+            elif isinstance(value, list) and name != "keys":
+                value[:] = [self._resolved(each, depth - 1) for each in value]
+        return node
 
     def _attribute(self, node: ast.Attribute) -> ast.expr:
         """A name of torch, or an option of the command line, of which its default is left."""
@@ -218,22 +213,14 @@ class _Writer:
         return node
 
     def _import(self, name: str) -> None:
-        self.imports.add(import_of(self._class(name)))
+        self.imports.add(self._class(name).line)
 
     def _class(self, name: str) -> Class:
         """The class that a name means here: of this file, of the module that it is imported from, or the only one."""
         candidates = self._classes[name]
+        own = next((each for each in candidates if each.source is self._source), None)
         origin = self._source.names.get(name, "").rpartition(".")[0]
-        for each in candidates:
-            if each.source is self._source or (origin and each.source.module == origin):
-                return each
-        below = [each for each in candidates if origin and each.source.module.startswith(f"{origin}.")]
-        return (below or candidates)[0]
-
-
-def import_of(found: Class) -> str:
-    """The line that imports a class."""
-    return f"from {found.source.module} import {found.name}"
+        return own or class_of(candidates, origin) or candidates[0]
 
 
 def _inputs(name: str, body: Sequence[ast.stmt], writer: _Writer) -> str:
