@@ -72,15 +72,10 @@ def examine(*, quick: bool = False) -> Iterator[Fact]:
 
 
 def _policies() -> Fact:
-    release = release_of(torch.__version__)
-    known = release in releases()
-    return Fact(
-        "autocast policies",
-        known,
-        f"shipped for PyTorch {releases()[0]} to {releases()[-1]}",
-        f"assert_policy() compares PyTorch {release} with the policy of {nearest(torch.__version__).release}",
-        "update ampcheck, or install a release that it has a policy of",
-    )
+    release, shipped = release_of(torch.__version__), f"shipped for PyTorch {releases()[0]} to {releases()[-1]}"
+    without = f"assert_policy() compares PyTorch {release} with the policy of {nearest(torch.__version__).release}"
+    cure = "update ampcheck, or install a release that it has a policy of"
+    return Fact("autocast policies", release in releases(), shipped, without, cure)
 
 
 def _devices() -> Iterator[Fact]:
@@ -89,12 +84,11 @@ def _devices() -> Iterator[Fact]:
     kinds = [kind for kind in devices() if kind not in ("cpu", "meta") and hasattr(torch, kind)]
     yield from (Fact(f"device {kind}", True, _device_name(kind)) for kind in kinds if is_present(kind))
     if absent := [kind for kind in kinds if not is_present(kind)]:
+        without = (
+            "--device follows their autocast policies on the CPU; their kernels, speed and cudagraph are not judged"
+        )
         yield Fact(
-            f"devices {', '.join(absent)}",
-            False,
-            "none",
-            "--device follows their autocast policies on the CPU; their kernels, speed and cudagraph are not judged",
-            "run where there is one, with a PyTorch for it",
+            f"devices {', '.join(absent)}", False, "none", without, "run where there is one, with a PyTorch for it"
         )
 
 
@@ -119,14 +113,9 @@ def _compiler(quick: bool) -> Fact:
 
 
 def _inductor_cache() -> Fact:
-    folder = cache_folder()
-    return Fact(
-        "compile cache",
-        os.access(folder, os.W_OK),
-        folder,
-        "each process compiles again, or cannot compile at all",
-        "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written",
-    )
+    folder, cure = cache_folder(), "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+    without = "each process compiles again, or cannot compile at all"
+    return Fact("compile cache", os.access(folder, os.W_OK), folder, without, cure)
 
 
 def _kernel_calls(dtype: torch.dtype) -> dict[str, Callable[[], object]]:
@@ -152,14 +141,10 @@ def _kernels(dtype: torch.dtype) -> Fact:
     calls = _kernel_calls(dtype)
     missing = [name for name, call in calls.items() if not _runs(call)]
     lacking = f"none for {listed(missing, len(missing))}" if missing else "all"
-    usual = {"fft", "cholesky"}
-    return Fact(
-        f"CPU kernels in {str(dtype).removeprefix('torch.')}",
-        set(missing) <= usual,
-        f"{len(calls) - len(missing)} of {len(calls)} tried; {lacking}",
-        "an emulated device runs such an op in float32 and rounds; on --device cpu the model raises there",
-        "install a newer PyTorch",
-    )
+    name, found = str(dtype).removeprefix("torch."), f"{len(calls) - len(missing)} of {len(calls)} tried; {lacking}"
+    without = "an emulated device runs such an op in float32 and rounds; on --device cpu the model raises there"
+    usual = set(missing) <= {"fft", "cholesky"}
+    return Fact(f"CPU kernels in {name}", usual, found, without, "install a newer PyTorch")
 
 
 def _runs(call: Callable[[], object]) -> bool:
@@ -171,41 +156,30 @@ def _runs(call: Callable[[], object]) -> bool:
 
 
 def _subnormals() -> Fact:
-    flushed = [
-        name for name, support in measure_subnormal_support().items() if False in (support.multiply, support.add)
-    ]
-    return Fact(
-        "subnormals",
-        not flushed,
-        f"flushed in {listed(flushed)}" if flushed else "kept on the CPU in every dtype",
-        "values below the smallest normal number become zero; the check flush counts them",
-        "leave out torch.set_flush_denormal(True), or compilers' -ffast-math",
-    )
+    support = measure_subnormal_support()
+    flushed = [name for name, kept in support.items() if False in (kept.multiply, kept.add)]
+    found = f"flushed in {listed(flushed)}" if flushed else "kept on the CPU in every dtype"
+    without = "values below the smallest normal number become zero; the check flush counts them"
+    cure = "leave out torch.set_flush_denormal(True), or compilers' -ffast-math"
+    return Fact("subnormals", not flushed, found, without, cure)
 
 
 def _speed() -> Fact:
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return Fact(
-        "quiet machine",
-        load < max(cores / 2, 1),
-        f"load {load:.1f} on {counted(cores, 'cores')}",
-        "speed verdicts take longer and are often UNDECIDED; none fails because of it",
-        "end other programs before ampcheck speed",
-    )
+    found = f"load {load:.1f} on {counted(cores, 'cores')}"
+    without = "speed verdicts take longer and are often UNDECIDED; none fails because of it"
+    cure = "end other programs before ampcheck speed"
+    return Fact("quiet machine", load < max(cores / 2, 1), found, without, cure)
 
 
 def _plugin() -> Fact:
     found = any(entry.name == "ampcheck" for entry in entry_points(group="pytest11"))
     off = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     reason = "PYTEST_DISABLE_PLUGIN_AUTOLOAD is set" if off else "" if found else "ampcheck is not installed with pip"
-    return Fact(
-        "pytest plugin",
-        not reason,
-        reason or f"pytest {installed('pytest')} loads it",
-        "--ampcheck, the marker and the fixture speed do not exist; assert_* functions work",
-        "run pytest -p ampcheck.plugin.plugin" if off else "pip install ampcheck in this environment",
-    )
+    without = "--ampcheck, the marker and the fixture speed do not exist; assert_* functions work"
+    cure = "run pytest -p ampcheck.plugin.plugin" if off else "pip install ampcheck in this environment"
+    return Fact("pytest plugin", not reason, reason or f"pytest {installed('pytest')} loads it", without, cure)
 
 
 def _git() -> Fact:

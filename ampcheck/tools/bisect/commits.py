@@ -11,14 +11,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.git import Repository
 from ampcheck.core.settings import Target
 from ampcheck.core.subject import split_member
-from ampcheck.speed.base.checkout import (
-    Checkout,
-    Sources,
-    base_of,
-    head_of,
-    repository_of,
-    worktree,
-)
+from ampcheck.speed.base.checkout import Checkout, Sources, base_of, head_of, repository_of, worktree
 from ampcheck.tools.bisect.versions import Version, Versions
 
 

@@ -64,10 +64,7 @@ class Environments:
 
     def installed(self) -> str:
         """The release that is installed here, whose interpreter is this one; empty for none."""
-        try:
-            return Version(distribution(self.package).version).public
-        except PackageNotFoundError:
-            return ""
+        return next((Version(each.version).public for each in _installed(self.package)), "")
 
     def python(self, release: str) -> str:
         """The interpreter with a release, whose environment is made where there is none.
@@ -87,7 +84,9 @@ class Environments:
         """Bytes and seconds of another one: of the largest that is kept, else bytes of the installed release and 0."""
         if kept := self.kept().values():
             return max(each.size for each in kept), max(each.seconds for each in kept)
-        return sum(_size_of(name) for name in (self.package, *_pinned(self.package))), 0.0
+        pinned = (name for each in _installed(self.package) for name in _requirements(each))
+        parts = (each for name in (self.package, *pinned) for each in _installed(name))
+        return sum(file.size or 0 for each in parts for file in each.files or []), 0.0
 
     def free(self) -> int:
         """Bytes that are free where environments are made."""
@@ -127,16 +126,8 @@ class Environments:
         # Behind its own packages; `addsitedir` also follows their editable installs.
         line = "import site; " + "; ".join(f"site.addsitedir({folder!r})" for folder in self._over)
         (library / "ampcheck_base.pth").write_text(line + "\n", encoding="utf-8")
-        install = [
-            *PIP,
-            "--python",
-            python,
-            "install",
-            "--quiet",
-            f"{self.package}=={release}",
-            *followers(self.package),
-        ]
-        _output(install, what)
+        wanted = [f"{self.package}=={release}", *followers(self.package)]
+        _output([*PIP, "--python", python, "install", "--quiet", *wanted], what)
         found = _output([python, "-c", _VERSION, self.package], what).strip()
         if Version(found).public != release:
             raise UsageError(f"{what} was installed, and {found} is imported: take its folder off PYTHONPATH")
@@ -160,11 +151,11 @@ def followers(package: str) -> list[str]:
     )
 
 
-def _pinned(package: str) -> list[str]:
-    try:
-        return list(_requirements(distribution(package)))
-    except PackageNotFoundError:
-        return []
+def _installed(package: str) -> list[Distribution]:
+    """The package as it is installed here, or nothing."""
+    with suppress(PackageNotFoundError):
+        return [distribution(package)]
+    return []
 
 
 def _requirements(of: Distribution) -> Iterator[str]:
@@ -175,13 +166,6 @@ def _requirements(of: Distribution) -> Iterator[str]:
             needed = wanted.marker is None or wanted.marker.evaluate({"extra": ""})
             if needed and any(each.operator == "==" and "*" not in each.version for each in wanted.specifier):
                 yield canonicalize_name(wanted.name)
-
-
-def _size_of(package: str) -> int:
-    try:
-        return sum(file.size or 0 for file in distribution(package).files or [])
-    except PackageNotFoundError:
-        return 0
 
 
 def _output(command: list[str], what: str) -> str:

@@ -51,11 +51,6 @@ class History:
     results: dict[int, Result] = field(default_factory=dict)
 
     @property
-    def target(self) -> Target:
-        """As the user named it."""
-        return self.versions.target
-
-    @property
     def looks(self) -> int:
         """How many versions a search judges at most, if each has a verdict."""
         return 2 + (len(self.versions.known) - 2).bit_length()
@@ -110,21 +105,21 @@ class History:
     def _task(self, number: int) -> Task:
         identity = dict(self.versions.identity(number))
         if self.speed is None:
-            return Task(AUDIT, self.target, **identity)
+            return Task(AUDIT, self.versions.target, **identity)
         rule = self.speed_rule(number)
         options = {"mode": self.speed.mode, "budget": self.speed.budget, "effect": rule.effect, "limit": rule.limit}
         settings = (*identity.pop("settings", ()), ("first", self.versions.known[0].key), *options.items())
-        return Task(SPEED, self.target, settings=settings, **identity)
+        return Task(SPEED, self.versions.target, settings=settings, **identity)
 
     def _run(self, task: Task, number: int) -> Result:
-        name, begin = f"{self.target.target} in {self.versions.known[number].name}", time.perf_counter()
+        name, begin = f"{self.versions.target.target} in {self.versions.known[number].name}", time.perf_counter()
         peak = None
         try:
             run, ended, reason, peak = self._audited(task, number, name) if self.speed is None else self._timed(number)
         except UsageError as error:  # of this version: the search goes on with others
             run, ended, reason = unjudged(name, task.command, REFUSED, str(error))
         seconds = round(time.perf_counter() - begin, 1)
-        return Result(task.command, self.target.target, run, ended, reason, seconds, peak)
+        return Result(task.command, self.versions.target.target, run, ended, reason, seconds, peak)
 
     def _audited(self, task: Task, number: int, name: str) -> tuple[Run, str, str, int | None]:
         """The run of a version, how it ended, why there is no other run, and the peak of memory in bytes."""
@@ -133,7 +128,7 @@ class History:
             self.versions.placed(number) as checkout,
             checkout.worker("ampcheck.tools.bisect.child_process", name, self.allowance.memory) as worker,
         ):
-            placed = replace(task, target=replace(self.target, target=checkout.target))
+            placed = replace(task, target=replace(self.versions.target, target=checkout.target))
             places = {"scratch": scratch, "root": str(checkout.root), "repository": self.versions.repository}
             run, ended, reason = judge(worker, name, placed, self.allowance, **places)
             if ended == JUDGED:
@@ -162,14 +157,18 @@ class History:
     def _timed(self, number: int) -> tuple[Run, str, str, None]:
         """The same of a comparison of the first version, the base, with another, the head."""
         assert self.speed is not None
-        versions, name = self.versions, self.target.target
+        versions, name = self.versions, self.versions.target.target
         if not number:
             text = f"the others are compared with {versions.known[0]}"
             return Run(findings=(REGRESSION.passed(name, text, 1, where=WHERE),)), JUDGED, "", None
         rule = self.speed_rule(number)
         base_side, head_side = (Side("", each.name, each.title) for each in (versions.known[0], versions.known[number]))
         with versions.placed(0) as base, versions.placed(number) as head:
-            settings = {"device": self.target.device, "mode": self.speed.mode, "precision": self.speed.precision}
+            settings = {
+                "device": self.versions.target.device,
+                "mode": self.speed.mode,
+                "precision": self.speed.precision,
+            }
             stats = compare(
                 BaseStats(name, base_side, head_side, settings=name),
                 {BASE: base, HEAD: head},

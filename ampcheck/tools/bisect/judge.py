@@ -52,7 +52,7 @@ def judge_history(history: History, check: str = "", progress: Progress = silent
         findings=tuple(findings),
         coverage=Coverage({f"{noun}s": last + 1, f"judged {noun}s": len(history.results)}),
         tables=(_table(history, [*changed, *half_known] or slugs), *tables.values()),
-        title=f"bisection of {history.target.target} over {counted(last + 1, f'{noun}s')}",
+        title=f"bisection of {history.versions.target.target} over {counted(last + 1, f'{noun}s')}",
     )
 
 
@@ -78,36 +78,31 @@ def _half_known(history: History, slug: str) -> Finding:
     """The finding about a check that has a verdict at one end of the range alone."""
     last = len(history.versions.known) - 1
     known, unknown = (0, last) if slug in history.verdicts(0) else (last, 0)
-    verdict, with_it, without_it = (
-        history.verdicts(known)[slug],
-        history.versions.known[known],
-        history.versions.known[unknown],
-    )
-    why = _why_none(history, unknown, slug)
+    with_it, without_it = (history.versions.known[number] for number in (known, unknown))
+    verdict, why = history.verdicts(known)[slug], _why_none(history, unknown, slug)
     text = f"{slug} is {verdict} in {with_it}, and {without_it} has no verdict of it: {why}"
     hint = "choose a range with a verdict of it at both ends, or search for another check by --check"
-    return COVERAGE.incomplete(history.target.target, text, hint=hint)
+    return COVERAGE.incomplete(history.versions.target.target, text, hint=hint)
 
 
 def _unchanged(history: History, slugs: list[str]) -> Finding:
     """The finding about verdicts that are the same at both ends of the range; incomplete without any."""
-    first, last, name = history.versions.known[0], history.versions.known[-1], history.target.target
+    first, last, name = history.versions.known[0], history.versions.known[-1], history.versions.target.target
     if not slugs:
         return COVERAGE.incomplete(name, f"no check has a verdict in {first} or in {last}: there is nothing to compare")
     if len(slugs) == 1:
         same = f"the verdict of {slugs[0]} is {history.verdicts(0)[slugs[0]]}"
     else:
         same = f"{len(slugs):,} verdicts are the same"
-    return COVERAGE.passed(
-        name, f"{same} in {first} and in {last}: no {history.versions.noun} between them changed it", 2
-    )
+    text = f"{same} in {first} and in {last}: no {history.versions.noun} between them changed it"
+    return COVERAGE.passed(name, text, 2)
 
 
 def _finding(
     history: History, slug: str, verdict: Callable[[int, str], Verdict | None], tables: dict[str, Table]
 ) -> Finding:
     """tables: of what differs between the two versions, by title; they are added here."""
-    known, noun, name = history.versions.known, history.versions.noun, history.target.target
+    known, noun, name = history.versions.known, history.versions.noun, history.versions.target.target
     low, high = first_change(len(known), lambda number: verdict(number, slug))
     if high - low > 1 and history.forget_undecided(range(low + 1, high)):
         low, high = first_change(len(known), lambda number: verdict(number, slug))

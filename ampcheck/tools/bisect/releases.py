@@ -53,20 +53,14 @@ class Releases(Versions):
         numbers = published(package)
         if not numbers:
             note = f"pip found no release of {package}: those that are on this machine were searched"
-        chosen = sorted({Number(text) for text in (*numbers, *here)})
-        inside = [
-            str(number)
-            for number in chosen
-            if low <= number and not number.is_prerelease and (high is None or number <= high or _starts(number, high))
-        ]
+        final = (each for each in sorted({Number(text) for text in (*numbers, *here)}) if not each.is_prerelease)
+        inside = [str(each) for each in final if low <= each and (high is None or each <= high or _starts(each, high))]
         if len(inside) < 2:
             what = f"{option} needs two releases of {package} from {first} to {last or 'the newest'}"
-            known = f"pip has {listed(numbers, 3)}" if numbers else "pip found none"
-            raise UsageError(
-                f"{what}, and there {'is' if len(inside) == 1 else 'are'} {listed(inside) or 'none'}; {known}"
-            )
-        known_versions = tuple(Version(f"{package}=={number}", f"{package} {number}") for number in inside)
-        return cls(target, known_versions, "release", note, environments=environments, prune=prune)
+            there = f"there {'is' if len(inside) == 1 else 'are'} {listed(inside) or 'none'}"
+            raise UsageError(f"{what}, and {there}; pip {f'has {listed(numbers, 3)}' if numbers else 'found none'}")
+        known = tuple(Version(f"{package}=={number}", f"{package} {number}") for number in inside)
+        return cls(target, known, "release", note, environments=environments, prune=prune)
 
     @property
     def changes_policy(self) -> bool:
@@ -143,9 +137,8 @@ class Releases(Versions):
                 f"{text}: {new} environments of {each} each do not fit on the disk of {self.environments.folder}, "
                 f"which has {free / 1e9:.1f} GB: --prune keeps one at a time, and XDG_CACHE_HOME may name another disk"
             )
-        return (
-            f"{text}; {new} environments to make of {each} each, {free / 1e9:.0f} GB free in {self.environments.folder}"
-        )
+        there = f"{free / 1e9:.0f} GB free in {self.environments.folder}"
+        return f"{text}; {new} environments to make of {each} each, {there}"
 
     def _release(self, number: int) -> str:
         return self.known[number].key.partition("==")[2]

@@ -12,6 +12,7 @@ from ampcheck.tools.sweep.listing import Entry
 from ampcheck.tools.sweep.results import JUDGED, Result
 
 _SHOWN = (Verdict.FAIL, Verdict.WARN, Verdict.INCOMPLETE, Verdict.PASS)
+_PROBLEMS = SEVERITY[:4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,14 @@ class Swept:
     def verdict(self) -> Verdict:
         """The worst verdict of its findings that is not a skip."""
         return next((verdict for verdict in self.run.counts() if verdict is not Verdict.SKIP), Verdict.SKIP)
+
+    def problem(self, *, place: bool) -> str:
+        """Why it was not judged, or its worst finding. place: with where that is."""
+        worst = next((found[0] for verdict in _PROBLEMS if (found := self.run.of(verdict))), None)
+        if self.result.reason or worst is None:
+            return self.result.reason
+        arm, where = f" ({worst.arm})" if worst.arm else "", f" at {worst.where}" if str(worst.where) else ""
+        return f"{worst.check}{arm}{where if place else ''}"
 
     @property
     def clean(self) -> bool:
@@ -101,31 +110,21 @@ def brief_table(swept: Sequence[Swept]) -> Table:
     columns = ("target", "verdict", "fail", "warn", "s", "first problem")
     rows: list[tuple[Scalar, ...]] = []
     for target in swept:
-        counts, worst = target.run.counts(), _worst(target.run)
-        problem = target.result.reason or (f"{worst.check}{_arm(worst)}" if worst else "")
+        counts = target.run.counts()
         numbers = counts.get(Verdict.FAIL, 0), counts.get(Verdict.WARN, 0), target.result.seconds
-        rows.append((target.entry.name, str(target.verdict), *numbers, problem))
+        rows.append((target.entry.name, str(target.verdict), *numbers, target.problem(place=False)))
     return Table("Targets", columns, rows)
 
 
 def _row(target: Swept, families: bool) -> tuple[Scalar, ...]:
-    counts, seen, result, worst = target.run.counts(), target.run.coverage.seen, target.result, _worst(target.run)
-    where = f" at {worst.where}" if worst and str(worst.where) else ""
+    counts, seen, result = target.run.counts(), target.run.coverage.seen, target.result
     return (
         *(target.entry.name, *((target.entry.family,) if families else ()), str(target.verdict)),
         *(counts.get(verdict, 0) for verdict in _SHOWN),
         *(seen.get("ops", 0), seen.get("gradients", 0), result.seconds),
         None if result.memory is None else round(result.memory / 2**30, 2),
-        result.reason or (f"{worst.check}{_arm(worst)}{where}" if worst else ""),
+        target.problem(place=True),
     )
-
-
-def _worst(run: Run) -> Finding | None:
-    return next((run.of(verdict)[0] for verdict in SEVERITY[:4] if run.of(verdict)), None)
-
-
-def _arm(finding: Finding) -> str:
-    return f" ({finding.arm})" if finding.arm else ""
 
 
 def _families(families: dict[str, list[Swept]]) -> Table:
