@@ -80,25 +80,19 @@ def _templates() -> Environment:
 
 def render_tests(tests: Contents) -> str:
     """The text of `tests/test_amp.py`."""
-    script, runs = tests.script, tests.script_runs
-    training = [] if script is None else _runs(script) if runs else _fill_in(script)
-    standard = ["import sys"] if tests.paths or any("sys." in line for line in training) else []
-    standard += ["from pathlib import Path"] if tests.paths else []
     timed = tests.models[0] if tests.models and not tests.models[0].heavy else None
     text = (
         _templates()
         .get_template("test_amp.py.jinja")
         .render(
-            standard=standard,
             paths=tests.paths,
             factories=list(_factories(tests)),
             device=', device="cuda"' if tests.cuda else "",
             compiled=_compiled(tests),
             locked=tests.locked,
             star="" if timed is None else "**" if timed.inputs.startswith("{") else "*",
-            script=script,
-            data=runs and script is not None and script.datasets,
-            training=training,
+            script=tests.script,
+            runs=tests.script_runs,
             quoted=_quoted,
         )
     )
@@ -153,43 +147,6 @@ def _compiled(tests: Contents) -> str:
     return f"[{', '.join(light)}]" if light else ""
 
 
-def _runs(script: TrainingScript) -> list[str]:
-    """The lines of a factory of which nothing is missing."""
-    imports = [] if script.function else ["import runpy"]
-    if script.datasets:
-        imports += [*([""] if imports else []), "from ampcheck.setup.datasets import random_datasets"]
-    if script.function:
-        imports.append(f"from {script.source.module} import {script.function}")
-        call = f"{script.function}()"
-    else:
-        call = f'runpy.run_path({_quoted(script.source.path)}, run_name="__main__")'
-    argv = f"sys.argv = [{', '.join(map(_quoted, (script.source.path, *script.arguments)))}]"
-    if script.is_target:
-        own = [f"{argv}  # its options keep their defaults"] if script.has_options else []
-        return [*own, *imports, "", f"return {script.function}"]
-    lines = [f"    {argv}"] if script.has_options or not script.function else []
-    lines += ["    with random_datasets():", f"        {call}"] if script.datasets else [f"    {call}"]
-    return [*imports, "", "def run():", *lines, "", "return run"]
-
-
-def _fill_in(script: TrainingScript) -> list[str]:
-    """The lines of a factory in which something is missing."""
-    name, own_line = script.function, f"sys.argv = [{_quoted(script.source.path)}]"
-    missing = script.signature.partition("(")[2].rstrip(")")
-    call = ", ".join(f"{each}=..." for each in missing.split(", ")) if missing else ""
-    needs = (script.needs or "its data and settings").replace("\\", "/")
-    lines = [
-        "# FILL IN what is missing below, then delete this line and the next one.",
-        f"raise FillIn({_quoted(f'{needs}, for {script.source.path}')})",
-    ]
-    if name is None:
-        run = f'runpy.run_path({_quoted(script.source.path)}, run_name="__main__")'
-        return [*lines, "import runpy", "", f"{own_line}  # and its options", f"return lambda: {run} and None"]
-    ending = f"return lambda: {name}({call})" if call else f"return {name}"
-    options = [] if call else [f"{own_line}  # and its options"]
-    return [*lines, f"from {script.source.module} import {name}", "", *options, ending]
-
-
 def _quoted(text: str) -> str:
     """A literal with double quotes, in Python and in YAML."""
     return json.dumps(text, ensure_ascii=False)
@@ -216,20 +173,19 @@ def _folded(code: str, taken: int) -> str:
 
 def _fold(node: ast.expr, indent: int) -> str:
     text = ast.unparse(node)
-    if indent + len(text) <= _WIDTH:
+    if indent + len(text) <= _WIDTH or not isinstance(node, (ast.Call, ast.Tuple, ast.Dict)):
         return text
-    inner, close = " " * (indent + 4), " " * indent
     if isinstance(node, ast.Call):
-        parts = [_fold(each, indent + 4) for each in node.args]
-        parts += [f"{each.arg}={_fold(each.value, indent + 4)}" for each in node.keywords]
-        return f"{ast.unparse(node.func)}(\n" + "".join(f"{inner}{part},\n" for part in parts) + f"{close})"
-    if isinstance(node, ast.Tuple):
-        return "(\n" + "".join(f"{inner}{_fold(each, indent + 4)},\n" for each in node.elts) + f"{close})"
-    if isinstance(node, ast.Dict):
-        items = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
-        pairs = [f"{inner}{ast.unparse(key)}: {_fold(value, indent + 4)},\n" for key, value in items]
-        return "{\n" + "".join(pairs) + f"{close}}}"
-    return text
+        start, end = f"{ast.unparse(node.func)}(", ")"
+        parts = [("", each) for each in node.args] + [(f"{each.arg}=", each.value) for each in node.keywords]
+    elif isinstance(node, ast.Tuple):
+        start, end, parts = "(", ")", [("", each) for each in node.elts]
+    else:
+        start, end = "{", "}"
+        items = zip(node.keys, node.values, strict=True)
+        parts = [(f"{ast.unparse(key)}: ", value) for key, value in items if key is not None]
+    lines = (f"{' ' * (indent + 4)}{name}{_fold(value, indent + 4)},\n" for name, value in parts)
+    return f"{start}\n{''.join(lines)}{' ' * indent}{end}"
 
 
 def render_workflow(*, folder: str, install: Sequence[str], torch: str, target: str) -> str:
