@@ -281,7 +281,7 @@ def test_a_damaged_result_is_audited_again_and_fresh_audits_all(sweep: Any, fold
     text = result.read_text()
     result.write_text(text[: len(text) // 2])
     assert sweep(targets).code == 0
-    assert json.loads(result.read_text())["run"]["schema"] == 1
+    assert json.loads(result.read_text())["run"]["schema"] == 2
     sweep(targets, "--fresh")
     assert started(folder) == ["sound"] * 3
 

@@ -8,16 +8,12 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ampcheck.core.errors import UsageError
 from ampcheck.tools.init.candidates import Candidate
 from ampcheck.tools.init.sandbox import Tried
 from ampcheck.tools.init.scripts import TrainingScript
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 _WIDTH = 100
 _SINGLE_QUOTED = re.compile(r"'([^'\"\\]*)'")
@@ -61,12 +57,11 @@ _NO_MODEL = _Factory(
 )
 
 
-@cache
-def _templates() -> Environment:
-    """`<< value >>` and `<% statement %>`, as braces mean something in workflows and in Python."""
+def _render(template: str, **values: object) -> str:
+    """A template has `<< value >>` and `<% statement %>`, as braces mean something in workflows and in Python."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("ampcheck.tools.init"),
         undefined=StrictUndefined,
         variable_start_string="<<",
@@ -76,26 +71,12 @@ def _templates() -> Environment:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
+    return environment.get_template(template).render(quoted=_quoted, **values)
 
 
 def render_tests(tests: Contents) -> str:
     """The text of `tests/test_amp.py`."""
-    timed = tests.models[0] if tests.models and not tests.models[0].heavy else None
-    text = (
-        _templates()
-        .get_template("test_amp.py.jinja")
-        .render(
-            paths=tests.paths,
-            factories=list(_factories(tests)),
-            device=', device="cuda"' if tests.cuda else "",
-            compiled=_compiled(tests),
-            locked=tests.locked,
-            star="" if timed is None else "**" if timed.inputs.startswith("{") else "*",
-            script=tests.script,
-            runs=tests.script_runs,
-            quoted=_quoted,
-        )
-    )
+    text = _render("test_amp.py.jinja", tests=tests, factories=list(_factories(tests)))
     try:
         ast.parse(text)
     except SyntaxError as error:
@@ -137,14 +118,6 @@ def _unfinished(candidate: Candidate, error: str) -> _Factory:
 
 def _built(setup: Sequence[str], code: str) -> list[str]:
     return [*(_SINGLE_QUOTED.sub(_DOUBLE, line) for line in setup), f"model = {_folded(code, len('model = '))}"]
-
-
-def _compiled(tests: Contents) -> str:
-    """The factories whose compiled code has a test, as code; "" for none."""
-    light = [each.candidate.name for each in tests.models if not each.heavy]
-    if len(light) == len(tests.models):
-        return "MODELS"
-    return f"[{', '.join(light)}]" if light else ""
 
 
 def _quoted(text: str) -> str:
@@ -196,5 +169,4 @@ def render_workflow(*, folder: str, install: Sequence[str], torch: str, target: 
     """
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     values = {"folder": folder, "prefix": f"{folder}/" if folder else "", "install": install, "python_version": python}
-    template = _templates().get_template("ampcheck.yml.jinja")
-    return template.render(torch=torch, target=target, quoted=_quoted, **values)
+    return _render("ampcheck.yml.jinja", torch=torch, target=target, **values)
