@@ -20,7 +20,8 @@ from ampcheck.torchtools.closures import walk
 from ampcheck.torchtools.dynamo import uncompiled
 from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.pytree import is_plain, map_tensors, results, tensors
-from ampcheck.torchtools.snapshot import preserved_objects
+from ampcheck.torchtools.reachable import reach
+from ampcheck.torchtools.snapshot import preserved
 from ampcheck.torchtools.source import users_place
 
 
@@ -251,25 +252,9 @@ def leaves_of(returned: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 @contextmanager
 def restored(function: object) -> Iterator[None]:
-    """Restore the modules that a function is, or reaches: parameters, their gradients, buffers and training modes."""
-    modules = modules_of(function)
-    saved = {id(t): (t, t.detach().clone()) for m in modules for t in (*m.parameters(), *m.buffers())}
-    gradients = [(p, p.grad, None if p.grad is None else p.grad.clone()) for m in modules for p in m.parameters()]
-    training = [(inner, inner.training) for module in modules for inner in module.modules()]
-    try:
-        with preserved_state(), preserved_objects(function):
-            yield
-    finally:
-        with torch.no_grad():
-            for tensor, before in saved.values():
-                if tensor.shape == before.shape and not torch.equal(tensor, before):
-                    tensor.copy_(before)
-            for parameter, gradient, values in gradients:
-                parameter.grad = gradient
-                if gradient is not None and values is not None and not torch.equal(gradient, values):
-                    gradient.copy_(values)
-        for module, mode in training:
-            module.training = mode
+    """Restore what a function leads to, its modules with their gradients among them, and PyTorch's settings."""
+    with preserved_state(), preserved(reach({"": function}), process=False):
+        yield
 
 
 def modules_of(function: object) -> list[torch.nn.Module]:

@@ -6,7 +6,7 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -27,7 +27,7 @@ _FOLLOWED = (set, deque, OrderedDict, defaultdict, Counter, types.SimpleNamespac
 
 DISTRIBUTED = ("torch.distributed.", "torch.nn.parallel.")
 
-_OWNERS = (torch.optim.Optimizer, LRScheduler)
+OWNERS = (torch.optim.Optimizer, LRScheduler)
 
 _OF_TORCH: Mapping[type, str] = {
     torch.Tensor: "tensors",
@@ -51,11 +51,10 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 class Reached:
     """The objects that a step can reach, each once, by the path that leads to it (`model`, `optimizer`, `trainer.ema`).
 
-    tensors: those that belong to no module, optimizer or scaler. holders: containers, functions, classes, objects of
-    the user's classes, arrays and random generators, whose contents the step may replace. unseen: whether there were
-    more values than are followed. compiled: the modules and functions that are compiled. within: objects that only
-    attributes of modules and classes lead to; they are restored, and no check judges them. opaque: types of the
-    iterators and files, which cannot be restored.
+    tensors: those that belong to no module, optimizer or scaler. unseen: whether there were more values than are
+    followed. compiled: the modules and functions that are compiled. opaque: types of the iterators and files, which
+    cannot be restored. values: all that a snapshot saves, the modules and containers themselves and what they lead to,
+    also what only attributes of modules and classes lead to, which no check judges.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -63,43 +62,43 @@ class Reached:
     scalers: dict[str, Any] = field(default_factory=dict)
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    holders: list[object] = field(default_factory=list)
     unseen: bool = False
     compiled: dict[str, object] = field(default_factory=dict)
-    within: Reached | None = None
     opaque: dict[str, str] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
 
     @property
     def generators(self) -> list[Any]:
         """The random generators of the step's own."""
-        return [holder for holder in self.holders if is_random_generator(holder)]
+        return [value for value in self.values if is_random_generator(value)]
 
 
-def reach(roots: Mapping[str, object], *, within: bool = True) -> Reached:
+def reach(roots: Mapping[str, object], *, within: bool = True, near: bool = False) -> Reached:
     """Everything that the values of a mapping lead to, as `closures.children` follows them.
 
-    Tensors of a module, an optimizer or a scaler belong to it.
+    Tensors of a module, an optimizer or a scaler belong to it. within: also what is inside the attributes of modules
+    and classes. near: the nearest values first, and no global variables.
     """
-    reached, inner = Reached(), Reached()
+    reached = Reached()
     seen: dict[int, object] = {}
-    later = _follow(list(roots.items()), reached, seen)
+    later = _follow(roots.items(), reached, seen, near)
     _remove_owned(reached)
-    if within:
-        while later:
-            later = _follow(later, inner, seen)
-        reached.unseen = reached.unseen or inner.unseen
-        reached.opaque.update(inner.opaque)
-        reached.within = inner
+    inner = Reached(unseen=reached.unseen, opaque=reached.opaque, values=reached.values)
+    while within and later:
+        later = _follow(later, inner, seen, near)
+    reached.unseen = inner.unseen
     return reached
 
 
-def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, object]) -> list[tuple[str, object]]:
+def _follow(
+    start: Iterable[tuple[str, object]], reached: Reached, seen: dict[int, object], near: bool
+) -> list[tuple[str, object]]:
     """Add everything that values lead to; return the attributes of modules and the classes of objects."""
-    before, waiting = len(seen), start[::-1]
+    before, waiting = len(seen), deque(start)
     later: list[tuple[str, object]] = []
     while waiting:
-        path, value = waiting.pop()
-        if id(value) in seen or type(value) in ProxyTypes:  # what a proxy stands for is reached by itself
+        path, value = waiting.popleft()
+        if id(value) in seen or type(value) in ProxyTypes or _is_namespace(value):  # a proxy's object is reached itself
             continue
         if len(seen) - before > _REACHED:
             reached.unseen = True
@@ -110,17 +109,25 @@ def _follow(start: list[tuple[str, object]], reached: Reached, seen: dict[int, o
         elif isinstance(value, _KINDS):
             known = getattr(reached, _OF_TORCH[next(filter(partial(isinstance, value), _KINDS))])
             known[_free(path, known)] = value
-            waiting[:0] = _wrapped(path, value) if isinstance(value, _OWNERS) else ()
+            reached.values.append(value)
+            waiting.extend(_wrapped(path, value) if isinstance(value, OWNERS) else ())
         elif is_random_generator(value) or is_array(value):
-            reached.holders.append(value)
+            reached.values.append(value)
         elif isinstance(value, type):
             later += _follow_class(path, value, reached)
         elif is_followed(value) or type(value) in _FOLLOWED:
             later += _follow_object(path, value, reached)
-            waiting += reversed(children(value, path))
+            inside = children(value, path, read_globals=not near)
+            inside += [(path, value.__func__)] if near and isinstance(value, types.MethodType) else []
+            waiting.extend(inside) if near else waiting.extendleft(reversed(inside))
         elif isinstance(value, Iterator):
             reached.opaque[_free(path, reached.opaque)] = type(value).__name__
     return later
+
+
+def _is_namespace(value: object) -> bool:
+    """Whether this is the namespace of a Python module (`vars(torch)`, `globals()`), or `sys.modules`."""
+    return isinstance(value, dict) and (value is sys.modules or ("__name__" in value and "__spec__" in value))
 
 
 def _follow_module(
@@ -131,6 +138,7 @@ def _follow_module(
             reached.compiled[_free(".".join(filter(None, (path, name))), reached.compiled)] = part
     inside = uncompiled(module)
     reached.modules[_free(path, reached.modules)] = inside
+    reached.values.append(inside)
     seen[id(inside)] = inside
     return _in_modules(path, inside)
 
@@ -138,7 +146,7 @@ def _follow_module(
 def _follow_class(path: str, kind: type, reached: Reached) -> list[tuple[str, object]]:
     if not is_users_class(kind) or issubclass(kind, Enum):
         return []
-    reached.holders.append(kind)
+    reached.values.append(kind)
     attributes = [(f"{path}.{name}", attribute) for name, attribute in plain_attributes(kind).items()]
     return attributes + [(base.__name__, base) for base in kind.__mro__[1:]]
 
@@ -148,9 +156,9 @@ def _follow_object(path: str, value: object, reached: Reached) -> list[tuple[str
     if is_function and is_compiled(value):
         reached.compiled[_free(path, reached.compiled)] = value
     elif is_function:
-        reached.holders.append(value)
+        reached.values.append(value)
     elif not isinstance(value, CALLABLES):
-        reached.holders.append(value)
+        reached.values.append(value)
         return [(type(value).__name__, type(value))]
     return []
 
@@ -187,9 +195,9 @@ def _wrapped(path: str, owner: object) -> list[tuple[str, Any]]:
     return [
         (f"{path}.{name}", value)
         for name, value in named
-        if isinstance(value, _OWNERS)
-        or (isinstance(value, (list, tuple)) and any(isinstance(part, _OWNERS) for part in value))
-    ][::-1]
+        if isinstance(value, OWNERS)
+        or (isinstance(value, (list, tuple)) and any(isinstance(part, OWNERS) for part in value))
+    ]
 
 
 def _remove_owned(reached: Reached) -> None:

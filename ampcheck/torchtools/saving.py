@@ -5,13 +5,12 @@ Each `save_...` function returns a function, or a list of them, that restores wh
 
 from __future__ import annotations
 
-import functools
-import itertools
 import random
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -23,7 +22,6 @@ from ampcheck.torchtools.reachable import (
     is_array,
     is_distributed,
     is_random_generator,
-    module_attributes,
     plain_attributes,
 )
 from ampcheck.torchtools.restore import Restore
@@ -134,116 +132,100 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return local(tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
-def tensors_in(value: object, depth: int = 5) -> Iterator[torch.Tensor]:
-    """The tensors in a container, and in those inside it."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, (*CONTAINERS, tuple)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(inner, depth - 1)
+def contained(value: object, seen: set[int]) -> Iterator[Any]:
+    """The containers and tensors that a value is or has inside, through containers alone. seen: ids of those known."""
+    if not isinstance(value, (torch.Tensor, tuple, *CONTAINERS)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    if not isinstance(value, torch.Tensor):
+        for inner in list(dict.values(value)) if isinstance(value, dict) else value:
+            yield from contained(inner, seen)
 
 
-def save_module(module: torch.nn.Module) -> list[Restore]:
-    """Save which parameters, buffers and parts one module has, its mode, and its own attributes.
+def save_object(value: Any, *, deep: bool = False, names: bool = True) -> list[Restore]:
+    """Save what one object itself has: a function, class, array, random generator, container, module or other object.
 
-    Attributes of a distributed wrapper are left alone: they belong to operations that other processes have begun.
+    deep: also the contents of the containers inside it; tensors are saved one by one. names: also the globals that a
+    function reads.
     """
-    restores = [save_items(table) for table in (module._parameters, module._buffers, module._modules)]
-    restores.append(functools.partial(setattr, module, "training", module.training))
-    if is_distributed(module):
-        return restores
-    before = module_attributes(module)
-
-    def restore_attributes() -> None:
-        attributes = vars(module)
-        for name in module_attributes(module).keys() - before.keys():
-            if not name.startswith("_torch"):
-                del attributes[name]
-        attributes.update(before)
-
-    return [*restores, restore_attributes, *save_inside(before, set())]
-
-
-def save_object(value: Any, *, deep: bool = False) -> list[Restore]:
-    """Save the contents of a function, class, array, random generator, container or object.
-
-    deep: also containers inside containers.
-    """
-    if isinstance(value, types.FunctionType):
-        return _save_function(value)
-    if isinstance(value, type):
-        return [_save_class(value)]
-    if is_array(value):
-        return [functools.partial(value.__setitem__, ..., value.copy())]
-    if is_random_generator(value):
-        return [functools.partial(_set_generator, value, generator_state(value))]
-    if isinstance(value, tuple):
+    if isinstance(value, (torch.Tensor, tuple)):
         return []
-    restores: list[Restore] = [_save_slots(value)]
-    for table in (value, getattr(value, "__dict__", None)):
-        if isinstance(table, CONTAINERS):
-            restores += [save_items(table), *(save_inside(table, set()) if deep else ())]
-    return restores
+    if isinstance(value, types.FunctionType):
+        return _save_function(value, names)
+    if isinstance(value, type):
+        return [_save_names(partial(plain_attributes, value), partial(setattr, value), partial(delattr, value))]
+    if is_array(value):
+        return [partial(value.__setitem__, ..., value.copy())]
+    if is_random_generator(value):
+        return [partial(_set_generator, value, generator_state(value))]
+    restores = [_save_slots(value), *([_save_items(value)] if isinstance(value, CONTAINERS) else [])]
+    return [*restores, *(_save_attributes(value, deep) if hasattr(value, "__dict__") else [])]
 
 
 def _save_slots(value: object) -> Restore:
-    before = dict(in_slots(value))
+    return _save_names(
+        lambda: dict(in_slots(value)),
+        lambda slot, content: slot.__set__(value, content),
+        lambda slot: slot.__delete__(value),
+    )
+
+
+def attributes(value: object) -> dict[str, Any]:
+    """The attributes of an object that a snapshot saves and looks into.
+
+    Of a distributed wrapper of modules its parts and weights alone: the others belong to operations that other
+    processes have begun.
+    """
+    if isinstance(value, torch.nn.Module) and is_distributed(value):
+        return {name: vars(value)[name] for name in ("_parameters", "_buffers", "_modules", "training")}
+    return {name: own for name, own in vars(value).items() if not name.startswith("_torch")}
+
+
+def _save_attributes(value: Any, deep: bool) -> list[Restore]:
+    hooks = MODULE_TABLES if isinstance(value, torch.nn.Module) else ()
+    own, table = attributes(value), vars(value)
+    restores = [_save_names(lambda: attributes(value), table.__setitem__, table.__delitem__)]
+    if hooks and hooks[0] in own:
+        restores.append(save_hooks(value, hooks))
+    inside = (part for name, part in own.items() if deep and name not in hooks)
+    seen: set[int] = set()
+    return restores + [_save_items(c) for part in inside for c in contained(part, seen) if isinstance(c, CONTAINERS)]
+
+
+def _save_names(
+    read: Callable[[], dict[Any, Any]], write: Callable[[Any, Any], object], delete: Callable[[Any], object]
+) -> Restore:
+    """Save what names stand for; one that was not there before is deleted."""
+    before = read()
 
     def restore() -> None:
-        for slot, _ in in_slots(value):
-            if slot not in before:
-                slot.__delete__(value)
-        for slot, content in before.items():
-            slot.__set__(value, content)
-
-    return restore
-
-
-def _save_function(function: types.FunctionType) -> list[Restore]:
-    """Save closure, globals and attributes, but no functions, classes and modules: others may have replaced these."""
-    kinds = (types.ModuleType, torch.nn.Module)
-    before = {n: v for n, v in globals_read(function).items() if not callable(v) and not isinstance(v, kinds)}
-
-    def restore_globals() -> None:
-        for name, value in before.items():
-            if function.__globals__.get(name, function) is not value:
-                function.__globals__[name] = value
-
-    attributes = [save_items(vars(function))] if is_users(function.__code__.co_filename) else []
-    return [*save_cells(function), restore_globals, *attributes]
-
-
-def save_cells(function: types.FunctionType) -> list[Restore]:
-    """Save the contents of a function's closure."""
-    cells = [(cell, content) for cell in function.__closure__ or () for content in cell_content(cell)]
-    return [functools.partial(setattr, cell, "cell_contents", content) for cell, content in cells]
-
-
-def _save_class(kind: type) -> Restore:
-    before = plain_attributes(kind)
-
-    def restore() -> None:
-        now = plain_attributes(kind)
+        now = read()
         for name in now.keys() - before.keys():
-            delattr(kind, name)
+            delete(name)
         for name, value in before.items():
             if now.get(name, restore) is not value:
-                setattr(kind, name, value)
+                write(name, value)
 
     return restore
 
 
-def save_inside(container: Any, seen: set[int]) -> list[Restore]:
-    """Save the containers inside a container, by whatever path; `seen` are the ids of those already saved."""
-    seen.add(id(container))
-    restores: list[Restore] = []
-    for value in container.values() if isinstance(container, dict) else container:
-        if isinstance(value, CONTAINERS) and id(value) not in seen:
-            restores += [save_items(value), *save_inside(value, seen)]
-    return restores
+def _save_function(function: types.FunctionType, names: bool) -> list[Restore]:
+    """Save closure, globals and attributes, but no functions, classes and modules: others may have replaced these."""
+    table, kinds = function.__globals__, (types.ModuleType, torch.nn.Module)
+
+    def read() -> dict[str, Any]:
+        return {n: v for n, v in globals_read(function).items() if not callable(v) and not isinstance(v, kinds)}
+
+    cells = [(cell, content) for cell in function.__closure__ or () for content in cell_content(cell)]
+    return [
+        *(partial(setattr, cell, "cell_contents", content) for cell, content in cells),
+        *([_save_names(read, table.__setitem__, table.__delitem__)] if names else []),
+        *([_save_items(vars(function))] if is_users(function.__code__.co_filename) else []),
+    ]
 
 
-def save_items(container: Any) -> Restore:
+def _save_items(container: Any) -> Restore:
     """Save the elements of one container. One that has them still is not written: compiled code guards on it."""
     before = _items(container)
 
@@ -264,7 +246,7 @@ def save_items(container: Any) -> Restore:
 
 def _items(container: Any) -> list[Any]:
     if isinstance(container, dict):
-        return [part for item in container.items() for part in item]
+        return [part for item in dict.items(container) for part in item]
     return list(container)
 
 
@@ -288,32 +270,15 @@ MODULE_TABLES = tuple(
     name for name, table in vars(torch.nn.Module()).items() if "_hooks" in name and isinstance(table, dict)
 )
 TENSOR_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_FLAG = "_is_full_backward_hook"
 
 _Table: TypeAlias = "dict[int, Any]"
 
 
-def save_module_hooks(module: torch.nn.Module) -> Restore:
-    """Return a function that restores the hooks of one module, with their flags and in their order."""
-    if is_distributed(module):
-        return lambda: None
-    restore_tables = _save(module, MODULE_TABLES)
-    flag = vars(module).get(_FLAG)
+def save_hooks(owner: torch.nn.Module | torch.Tensor, names: tuple[str, ...]) -> Restore:
+    """Save the hooks of one module or tensor, in their order; foreign ones stay, behind the others.
 
-    def restore() -> None:
-        restore_tables()
-        if _FLAG in vars(module):
-            vars(module)[_FLAG] = flag
-
-    return restore
-
-
-def save_tensor_hooks(tensor: torch.Tensor) -> Restore:
-    """Return a function that restores the hooks of one tensor; a tensor without a table has none again."""
-    return _save(tensor, TENSOR_TABLES)
-
-
-def _save(owner: torch.nn.Module | torch.Tensor, names: tuple[str, ...]) -> Restore:
+    A tensor without a table has none again.
+    """
     tables = {name: _table(owner, name) for name in names}
     foreign = _foreign(tables)
     before = {name: {k: v for k, v in (table or {}).items() if k not in foreign} for name, table in tables.items()}
@@ -322,15 +287,21 @@ def _save(owner: torch.nn.Module | torch.Tensor, names: tuple[str, ...]) -> Rest
         now = {name: _table(owner, name) for name in names}
         foreign = _foreign(now)
         for name, table in tables.items():
-            wanted, present = table, now[name]
-            if table is None and (not foreign.isdisjoint(present or ()) or getattr(owner, "is_leaf", True) is False):
-                wanted = present
-            if wanted is not None:
-                _refill(wanted, present or {}, before[name], foreign)
+            present = now[name]
+            others = {number: hook for number, hook in (present or {}).items() if number in foreign}
+            wanted = present if table is None and (others or getattr(owner, "is_leaf", True) is False) else table
+            entries = {**before[name], **others}
+            if wanted is not None and (wanted is not present or _ids(wanted) != _ids(entries)):
+                wanted.clear()
+                wanted.update(entries)
             if wanted is not present:
                 setattr(owner, name, wanted)
 
     return restore
+
+
+def _ids(table: _Table) -> set[tuple[int, int]]:
+    return {(number, id(hook)) for number, hook in table.items()}
 
 
 def _table(owner: torch.nn.Module | torch.Tensor, name: str) -> _Table | None:
@@ -340,24 +311,12 @@ def _table(owner: torch.nn.Module | torch.Tensor, name: str) -> _Table | None:
     return None
 
 
-def _refill(table: _Table, now: _Table, before: _Table, foreign: set[int]) -> None:
-    """Restore a table's entries; foreign hooks stay, before the rest or behind it."""
-    own = [(number, id(hook)) for number, hook in now.items() if number not in foreign]
-    if table is now and own == [(number, id(hook)) for number, hook in before.items()]:
-        return
-    first = dict(itertools.takewhile(lambda item: item[0] in foreign, now.items()))
-    last = {number: hook for number, hook in now.items() if number in foreign and number not in first}
-    table.clear()
-    for part in (first, before, last):
-        table.update(part)
-
-
 def _foreign(tables: dict[str, _Table | None]) -> set[int]:
     return {number for table in tables.values() for number, hook in (table or {}).items() if _is_foreign(hook)}
 
 
 def _is_foreign(hook: object) -> bool:
     """Whether a hook belongs to ampcheck or to a distributed wrapper."""
-    while isinstance(hook, functools.partial):
+    while isinstance(hook, partial):
         hook = hook.func
     return f"{getattr(hook, '__module__', '')}.".startswith(("ampcheck.", *DISTRIBUTED))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-import random
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +16,7 @@ from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Finding, Table, Where
 from ampcheck.facts.memory import dtype_name
 from ampcheck.records.state import Role
+from ampcheck.torchtools.restore import random_state_key
 from ampcheck.torchtools.saving import generator_state
 from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
@@ -92,13 +91,8 @@ class ResumeStats:
     accumulating: bool = False
 
 
-@dataclass(slots=True)
-class _State:
-    """Copies of what is compared: tensors by their part and name, settings by their owner."""
-
-    tensors: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+_State: TypeAlias = dict[tuple[str, str], Any]
+"""Copies of what is compared, by its part and name: tensors, the settings of an owner, losses."""
 
 
 class _StoppedError(Exception):
@@ -239,20 +233,20 @@ def _stop_all(what: str, caught: BaseException | None) -> None:
 
 
 def _state(loop: TrainingLoop, losses: Sequence[float] = ()) -> _State:
-    state = _State(losses=list(losses))
+    state: _State = {}
     for resident in loop.residents():
         trained = resident.role is Role.OTHER and resident.tensor.requires_grad
         if what := _OF_ROLE.get(resident.role, "weights" if trained else ""):
-            state.tensors[what, resident.name] = local(resident.tensor).clone()
+            state[what, resident.name] = local(resident.tensor).clone()
     for path, optimizer in loop.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
             values = {key: _plain(value) for key, value in group.items() if key != "params"}
-            state.settings[f"optimizer settings:{path}.param_groups.{number}"] = values
+            state["optimizer settings", f"{path}.param_groups.{number}"] = values
     for path, scheduler in loop.reached.schedulers.items():
-        state.settings[f"scheduler:{path}"] = {key: _plain(value) for key, value in scheduler.state_dict().items()}
+        state["scheduler", path] = _plain(scheduler.state_dict())
     for path, scaler in loop.scalers.items():
-        state.settings[f"scaler:{path}"] = {"used": scaler._scale is not None, **scaler.state_dict()}
-    return state
+        state["scaler", path] = {"used": scaler._scale is not None, **scaler.state_dict()}
+    return state | {("losses", f"step {step}"): loss for step, loss in enumerate(losses)}
 
 
 def _plain(value: object) -> Any:
@@ -267,62 +261,46 @@ def _plain(value: object) -> Any:
 
 
 def _random_state(loop: TrainingLoop) -> Any:
-    numpy = sys.modules.get("numpy")
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    own = [generator_state(generator) for generator in loop.reached.generators]
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return _plain([torch.get_rng_state(), *devices, random.getstate(), of_numpy, *own])
+    return random_state_key(), _plain([generator_state(generator) for generator in loop.reached.generators])
 
 
 def _compare(before: _State, after: _State) -> tuple[Difference, ...]:
-    """The parts in which two states differ; losses where both have some."""
+    """The parts in which two states differ."""
     differing: dict[str, list[tuple[str, float, str]]] = defaultdict(list)
-    for what, name in dict.fromkeys((*before.tensors, *after.tensors)):
-        size = _distance(before.tensors.get((what, name)), after.tensors.get((what, name)))
-        if size is not None:
-            detail = f"{name} differs by {size:.2g} of its norm"
-            if size == math.inf:
-                detail = f"{name} {_kinds(before.tensors.get((what, name)), after.tensors.get((what, name)))}"
-            differing[what].append((name, size, detail))
-    for owner in dict.fromkeys((*before.settings, *after.settings)):
-        what, _, name = owner.partition(":")
-        if changed := _changed(before.settings.get(owner, {}), after.settings.get(owner, {}), what):
-            differing[what].append((name, 0.0, f"{name}: {changed}"))
-    for step, (first, second) in enumerate(zip(before.losses, after.losses, strict=False)):
-        if not same_loss(first, second):
-            detail = f"of step {step}: {first:.9g} became {second:.9g}"
-            differing["losses"].append((f"step {step}", abs(first - second), detail))
-    differences = []
-    for what, parts in differing.items():
-        _, size, detail = max(parts, key=lambda part: part[1])
-        differences.append(Difference(what, tuple(name for name, _, _ in parts), detail, size))
-    return tuple(differences)
+    for what, name in dict.fromkeys((*before, *after)):
+        if (difference := _difference(name, before.get((what, name)), after.get((what, name)))) is not None:
+            differing[what].append((name, *difference))
+    worst = {what: max(parts, key=lambda part: part[1]) for what, parts in differing.items()}
+    return tuple(
+        Difference(what, tuple(name for name, _, _ in parts), worst[what][2], worst[what][1])
+        for what, parts in differing.items()
+    )
 
 
-def _distance(before: torch.Tensor | None, after: torch.Tensor | None) -> float | None:
-    """None where the bits are the same."""
-    if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
-        return math.inf
+def _difference(name: str, before: Any, after: Any) -> tuple[float, str] | None:
+    """The relative size of a difference, with its words; None where two values are equal to the bit, NaN to NaN."""
+    if isinstance(before, float) and isinstance(after, float):
+        same = same_loss(before, after)
+        return None if same else (abs(before - after), f"of {name}: {before:.9g} became {after:.9g}")
+    if isinstance(before, Mapping) or isinstance(after, Mapping):
+        changed = _changed(before or {}, after or {})
+        return (0.0, f"{name}: {changed}") if changed else None
+    if before is None or after is None:
+        return math.inf, f"{name} {'is' if after is None else 'was'} missing"
+    if before.dtype != after.dtype:
+        return math.inf, f"{name} was {dtype_name(before.dtype)}, is {dtype_name(after.dtype)}"
+    if before.shape != after.shape:
+        return math.inf, f"{name} was of shape {tuple(before.shape)}, is of {tuple(after.shape)}"
     if torch.equal(before, after) or torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True):
         return None
-    norm, difference = float(before.double().norm()), float((before.double() - after.double()).norm())
-    return difference / norm if norm else float(after.double().norm())
+    norm, distance = float(before.double().norm()), float((before.double() - after.double()).norm())
+    size = distance / norm if norm else float(after.double().norm())
+    return size, f"{name} is infinite or NaN" if size == math.inf else f"{name} differs by {size:.2g} of its norm"
 
 
-def _kinds(before: torch.Tensor | None, after: torch.Tensor | None) -> str:
-    """What sets two tensors apart that no distance compares."""
-    if before is None or after is None:
-        return "is missing" if after is None else "was missing"
-    if before.dtype != after.dtype:
-        return f"was {dtype_name(before.dtype)}, is {dtype_name(after.dtype)}"
-    if before.shape != after.shape:
-        return f"was of shape {tuple(before.shape)}, is of {tuple(after.shape)}"
-    return "is infinite or NaN"
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any], what: str) -> str:
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The settings that differ, with both values; those of a scaler that neither run used do not count."""
-    if what == "scaler" and not (before.get("used") or after.get("used")):
+    if not any(settings.get("used", True) for settings in (before, after)):
         return ""
     keys = [key for key in dict.fromkeys((*before, *after)) if key != "used" and before.get(key) != after.get(key)]
     return ", ".join(f"{key.strip('_')} {_short(before.get(key))} became {_short(after.get(key))}" for key in keys[:3])

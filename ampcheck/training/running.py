@@ -73,12 +73,12 @@ class RunningLoop(TrainingLoop):
                         _add(drivers if driven else roots, f"{_DRIVER if driven else ''}{name}", value)
             frame = frame.f_back
         roots |= drivers
-        reached = reach(roots)
+        reached = reach(roots, within=False)
         inside = {id(part) for module in reached.modules.values() for part in module.modules()}
         inside |= set(map(id, reached.optimizers.values()))
         missing = {name: part for name, part in self._called.items() if id(part) not in inside}
         self._roots = {**missing, **roots}
-        self.reached = reach(self._roots) if missing else reached
+        self.reached = reach(self._roots, within=False) if missing else reached
         for parts in (self.reached.modules, self.reached.optimizers, self.reached.scalers, self.reached.schedulers):
             for path in [path for path in parts if path.startswith(_DRIVER)]:
                 part = parts.pop(path)

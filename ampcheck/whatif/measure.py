@@ -63,7 +63,11 @@ class Runner:
         for parameter in self.root.parameters():
             parameter.grad = None
         try:
-            with preserved_objects(self.root, self._calls), seeded(), LinearMode(self.root, products):
+            with (
+                preserved_objects(self.root, *((call.args, call.kwargs) for call in self._calls)),
+                seeded(),
+                LinearMode(self.root, products),
+            ):
                 return self._run()
         except UsageError:
             raise

@@ -20,7 +20,7 @@ import torch
 from ampcheck import assert_property
 from ampcheck.search import SearchOptions
 from ampcheck.strategies import tensors
-from ampcheck.torchtools import snapshot
+from ampcheck.torchtools import reachable
 from ampcheck.torchtools.snapshot import preserved_objects
 
 
@@ -117,7 +117,7 @@ def test_what_a_model_keeps_is_put_back() -> None:
 
 
 def test_the_walk_ends_and_what_is_near_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "_OBJECTS", 100)
+    monkeypatch.setattr(reachable, "_REACHED", 100)
     far: list[Any] = []
     chain: Any = far
     for _ in range(1000):

@@ -11,7 +11,7 @@ from ampcheck.core.subject import as_subject
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.saving import MODULE_TABLES, TENSOR_TABLES
 from ampcheck.torchtools.snapshot import Snapshot, preserved
-from ampcheck.training.gradients.capture import captured
+from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 

@@ -13,7 +13,7 @@ from training_loops import mlp
 from ampcheck.core.subject import as_subject
 from ampcheck.stream import calls
 from ampcheck.torchtools.snapshot import preserved
-from ampcheck.training.gradients.capture import captured
+from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol import recorder as recording
 from ampcheck.training.protocol.events import Act

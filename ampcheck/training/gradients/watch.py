@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from ampcheck.facts.memory import dtype_name, has_companions
 from ampcheck.records.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.records.results import JUDGED_UNIT, MOVE
 from ampcheck.shadow import Shadow
-from ampcheck.torchtools.storage import local
-from ampcheck.training.gradients.capture import captured
+from ampcheck.torchtools.private import without_modes
+from ampcheck.torchtools.source import Hook
+from ampcheck.torchtools.storage import local, placements
 from ampcheck.training.loop import TrainingLoop, plain_values
 from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
 from ampcheck.training.protocol.events import Act
@@ -159,6 +161,33 @@ class GradientStats:
     def lost(self) -> float | None:
         """The largest share that a parameter lost; None where nothing was measured."""
         return max((loss.share for loss in self.gradients), default=None)
+
+
+@contextmanager
+def captured(loop: TrainingLoop, seen: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """Give `seen` every gradient of a parameter in the backward passes inside, with its name, as autograd makes it:
+    scaled, before it is added up. What it keeps it must copy. Of a sharded one it gets the reduced gradient, after it
+    was added up."""
+
+    def note(name: str, grad: torch.Tensor | None) -> None:
+        with torch.no_grad(), without_modes():
+            if grad is not None:  # as where a Function's backward returns None
+                seen(name, grad.detach())
+
+    def reduced(name: str, parameter: torch.Tensor) -> None:
+        note(name, parameter.grad)
+
+    with ExitStack() as stack:
+        for name, parameter in loop.parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                handle: Any
+                if placements(parameter):  # FSDP2 gives it a gradient without autograd, and calls these hooks alone
+                    register: Any = parameter.register_post_accumulate_grad_hook
+                    handle = register(Hook(partial(reduced, name)))
+                else:
+                    handle = parameter.register_hook(Hook(partial(note, name)))  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
+        yield
 
 
 class GradientWatch:
