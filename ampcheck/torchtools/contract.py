@@ -13,7 +13,7 @@ _WITHOUT = {
     "_C.DispatchKeySet _C._dynamo.eval_frame _C._dynamo.eval_frame.set_eval_frame _ops.HigherOrderOperator "
     "_ops.OpOverload _subclasses.fake_tensor.FakeTensor autograd.graph._engine_run_backward ops.aten._to_copy "
     "ops.aten._local_scalar_dense.default utils._device utils._python_dispatch _tensor_str.PRINT_OPTS "
-    "_ops.OperatorBase utils._python_dispatch.TorchDispatchMode utils._python_dispatch._disable_current_modes "
+    "utils._python_dispatch.TorchDispatchMode utils._python_dispatch._disable_current_modes "
     "utils._python_dispatch._get_current_dispatch_mode utils._python_dispatch._get_current_dispatch_mode_stack",
     "no run is followed in float64": "autograd._get_sequence_nr _C._RestorePythonTLSSnapshot "
     "_C._dispatch_tls_local_exclude_set _C._dispatch_tls_local_include_set _C._ForceDispatchKeyGuard "

@@ -88,27 +88,21 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._restores: list[Restore] = []
-        self._filters = warnings.catch_warnings()
+        self._leaving = ExitStack()
 
     def begin(self) -> None:
         with self._lock:
             if not self._inside:
-                self._restores = [*_saved(_of_process()), save_random_state(), _save_levels(), _save_environment()]
-                self._filters = warnings.catch_warnings()
-                self._filters.__enter__()
+                restores = [*_saved(_of_process()), save_random_state(), _save_levels(), _save_environment()]
+                self._leaving.enter_context(warnings.catch_warnings())
+                self._leaving.callback(_run, restores)
             self._inside += 1
 
     def end(self) -> None:
         with self._lock:
             self._inside -= 1
-            if self._inside:
-                return
-            try:
-                _run(self._restores)
-            finally:
-                self._restores = []
-                self._filters.__exit__(None, None, None)
+            if not self._inside:
+                self._leaving.close()
 
 
 _thread = _Thread()
