@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -92,32 +91,22 @@ def copied(folder: Path) -> Iterator[Path]:
         yield target
 
 
-_LOCATE = """
-import importlib.util, json, sys
-found = {}
-for name in sys.argv[1:]:
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-    found[name] = [place for place in places if place]
-print(json.dumps(found))
-"""
-
-
 def import_paths(repository: Path, packages: Mapping[str, Collection[str]]) -> list[str]:
     """The folders that must be on `sys.path`, of those relative ones that have top-level packages in use.
 
-    Those of an editable installation need not be.
+    Those of an editable installation need not be: they are found without the working directory and PYTHONPATH.
     """
-    names = sorted({name for each in packages.values() for name in each})
-    command = [sys.executable, "-I", "-c", _LOCATE, *names]  # without the working directory and PYTHONPATH
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    places: dict[str, list[str]] = json.loads(done.stdout or "{}")
+    given = ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    installed = [path for path in sys.path if os.path.abspath(path) not in set(map(os.path.abspath, given))]
 
     def is_installed(root: Path, name: str) -> bool:
-        return any(Path(place).resolve().is_relative_to(root.resolve()) for place in places.get(name, ()))
+        specs = (
+            PathFinder.find_spec(name, installed) if finder is PathFinder else finder.find_spec(name, None)
+            for finder in sys.meta_path
+        )
+        spec = next((spec for spec in specs if spec is not None), None)
+        places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
+        return any(Path(place).resolve().is_relative_to(root.resolve()) for place in places if place)
 
     return [
         root
