@@ -15,10 +15,14 @@ import numpy as np
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.private import without_modes
 
-_TRAIN = {"MNIST": 60_000, "CIFAR10": 50_000, "SVHN": 73_257, "STL10": 5_000}
-_TEST = {"MNIST": 10_000, "CIFAR10": 10_000, "SVHN": 26_032, "STL10": 8_000}
-_SHAPES = {"MNIST": (28, 28), "CIFAR10": (32, 32, 3), "SVHN": (3, 32, 32), "STL10": (3, 96, 96)}
-"""Images of one split and the shape of one, as torchvision's class keeps them; subclasses have that of their base."""
+_IMAGES = {
+    "MNIST": (60_000, 10_000, (28, 28)),
+    "CIFAR10": (50_000, 10_000, (32, 32, 3)),
+    "SVHN": (73_257, 26_032, (3, 32, 32)),
+    "STL10": (5_000, 8_000, (3, 96, 96)),
+}
+"""Images to train and to test with, and the shape of one, as torchvision's class keeps them; subclasses have those of
+their base."""
 
 _CLASSES = {"CIFAR100": 100, "EMNIST": 47}
 """Numbers of classes other than 10."""
@@ -42,10 +46,9 @@ def random_datasets() -> Iterator[None]:
     filled = dict[str, None]()
     with ExitStack() as stack:
         stack.callback(_tell, filled)
-        for name in ("MNIST", "EMNIST", "QMNIST", "CIFAR10", "SVHN", "STL10"):
-            stack.enter_context(replaced(getattr(datasets, name), "__init__", partial(_make_random, filled)))
-        for name in ("ImageFolder", "ImageNet"):
-            stack.enter_context(replaced(getattr(datasets, name), "__init__", partial(_make_random_folder, filled)))
+        for name in ("MNIST", "EMNIST", "QMNIST", "CIFAR10", "SVHN", "STL10", "ImageFolder", "ImageNet"):
+            make = partial(_make_random, filled, _fill_folder if name.startswith("Image") else _fill)
+            stack.enter_context(replaced(getattr(datasets, name), "__init__", make))
         for name in ("MNIST", "QMNIST", "CIFAR10", "SVHN", "STL10", "DatasetFolder"):
             stack.enter_context(replaced(getattr(datasets, name), "__getitem__", _make_unobserved))
         yield
@@ -64,41 +67,36 @@ def _make_unobserved(original: Callable[..., object]) -> Callable[..., object]:
     return item
 
 
-def _make_random(filled: dict[str, None], original: Callable[..., None]) -> Callable[..., None]:
+def _make_random(
+    filled: dict[str, None], fill: Callable[[Any, dict[str, Any]], None], original: Callable[..., None]
+) -> Callable[..., None]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = _arguments(original, self, args, kwargs)
+        bound = inspect.signature(original).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        given = dict(list(bound.arguments.items())[1:])
+        given |= given.pop("kwargs", {})
         try:
             original(self, **{**given, **({"download": False} if "download" in given else {})})
-        except (RuntimeError, OSError):  # of a missing file, which each dataset reports in its own way
-            _fill(self, given)
+        except (RuntimeError, OSError):  # of a missing file or folder, which each dataset reports in its own way
+            fill(self, given)
             filled[type(self).__name__] = None
 
     return init
-
-
-def _arguments(
-    original: Callable[..., None], self: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    bound = inspect.signature(original).bind(self, *args, **kwargs)
-    bound.apply_defaults()
-    given = dict(list(bound.arguments.items())[1:])
-    more = given.pop("kwargs", {})
-    return {**given, **more}
 
 
 def _fill(self: Any, given: dict[str, Any]) -> None:
     """Give a dataset random images and labels, in the attributes from which its class reads them."""
     import torch
 
-    base = next(each.__name__ for each in type(self).__mro__ if each.__name__ in _SHAPES)
+    base = next(each.__name__ for each in type(self).__mro__ if each.__name__ in _IMAGES)
     trains = given.get("train")
     trains = "train" in given.get("split", "train") if trains is None else bool(trains)
     _begin(self, given, [str(each) for each in range(_CLASSES.get(type(self).__name__, 10))])
     self.train = trains
-    count = (_TRAIN if trains else _TEST)[base]
-    generator = np.random.default_rng(0)
-    drawn = generator.integers(0, 256, (_DRAWN, *_SHAPES[base]), dtype=np.uint8)
-    self.data = np.resize(drawn, (count, *_SHAPES[base]))
+    train, test, shape = _IMAGES[base]
+    count, generator = train if trains else test, np.random.default_rng(0)
+    drawn = generator.integers(0, 256, (_DRAWN, *shape), dtype=np.uint8)
+    self.data = np.resize(drawn, (count, *shape))
     labels = generator.integers(0, len(self.classes), count)
     self.targets, self.labels = labels.tolist(), labels
     if base == "MNIST":
@@ -121,20 +119,11 @@ def _begin(self: Any, given: dict[str, Any], classes: list[str]) -> None:
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
 
 
-def _make_random_folder(filled: dict[str, None], original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = _arguments(original, self, args, kwargs)
-        try:
-            original(self, *args, **kwargs)
-            return
-        except (RuntimeError, OSError):  # a folder that is not there, or has no images
-            filled[type(self).__name__] = None
-            _begin(self, given, [str(each) for each in range(_FOLDER_CLASSES)])
-        self.samples = self.imgs = [(str(each), each % _FOLDER_CLASSES) for each in range(_FOLDER_IMAGES)]
-        self.targets = [label for _, label in self.samples]
-        self.loader, self.extensions = _random_image, None
-
-    return init
+def _fill_folder(self: Any, given: dict[str, Any]) -> None:
+    _begin(self, given, [str(each) for each in range(_FOLDER_CLASSES)])
+    self.samples = self.imgs = [(str(each), each % _FOLDER_CLASSES) for each in range(_FOLDER_IMAGES)]
+    self.targets = [label for _, label in self.samples]
+    self.loader, self.extensions = _random_image, None
 
 
 def _random_image(path: str) -> object:
