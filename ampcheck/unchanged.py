@@ -13,9 +13,9 @@ from ampcheck.autocast import judge
 from ampcheck.autocast.guards.guard import judge_call
 from ampcheck.autocast.missing import unimitated
 from ampcheck.autocast.placement import is_open
-from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.checks import for_kind
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
 from ampcheck.checks.compile import cache_artifacts
 from ampcheck.checks.compile.cache_artifacts import CHECK as CACHE_ARTIFACTS
 from ampcheck.compiled.accuracy import checks as accuracy_checks

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import arm_of
-from ampcheck.autocast.guards.stats import GuardStats
 from ampcheck.catalog.causes import with_causes
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.selection import broken_extensions
@@ -30,6 +29,7 @@ from ampcheck.core.source import with_excerpts
 from ampcheck.core.subject import Subject
 from ampcheck.core.writer import Writer
 from ampcheck.outcome.ending import end
+from ampcheck.records.autocast import GuardStats
 from ampcheck.records.graphs import GraphStats
 from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.telemetry import TelemetryStats

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.autocast.guards.guard import AutocastObservation, guard_run
+from ampcheck.autocast.guards.guard import GUARD_CHECKS, AutocastObservation, guard_run
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.compiled.graph.judge import GraphObservation, graph_run

@@ -176,7 +176,7 @@ _COMPILED: dict[str, Mechanism] = {
     "fallbacks": Mechanism("frames that run eagerly", {"checks.compile.eager_fallback:check": NONE}),
     "artifacts": Mechanism("compile caches", {"checks.compile.cache_artifacts:check": NONE}),
     "cudagraphs": Mechanism("CUDA graphs", {"checks.compile.cudagraph:check": NONE}),
-    "compiled-state": Mechanism("state that compiled code leaves", {"compiled.graph.checks:check_state": NONE}),
+    "compiled-state": Mechanism("state that compiled code leaves", {"checks.autocast.autocast_state:_of_graphs": NONE}),
     "compile-errors": Mechanism("errors of the compiler", {"checks.compile.compiled_exception:_of_graphs": NONE}),
     "compiled-finite": Mechanism(
         "results of own code that are not finite", {"checks.compile.compiled_error:_of_graphs": NONE}
@@ -186,17 +186,17 @@ _COMPILED: dict[str, Mechanism] = {
 }
 
 _GUARDS: dict[str, Mechanism] = {
-    f"guard-{name}": Mechanism(purpose, {f"autocast.guards.{place}": Gives(())})
+    f"guard-{name}": Mechanism(purpose, {f"checks.{place}": Gives(())})
     for name, purpose, place in (
-        ("state", "a state that a call leaves", "checks:check_state"),
-        ("scope", "backward and steps inside of a region", "checks:check_scope"),
-        ("cache", "cached casts that are stale or cut", "checks:check_cache"),
-        ("bypass", "in-place and out= ops that bypass autocast", "checks:check_bypass"),
-        ("thread", "threads without autocast", "checks:check_thread"),
-        ("checkpoint", "recomputations with another state", "checks:check_checkpoint"),
-        ("function", "autograd functions of two states", "checks:check_function"),
-        ("unregistered", "custom ops that no policy names", "checks:check_unregistered"),
-        ("banned", "banned ops", "checks:check_banned"),
+        ("state", "a state that a call leaves", "autocast.autocast_state:_of_block"),
+        ("scope", "backward and steps inside of a region", "autocast.autocast_scope:check"),
+        ("cache", "cached casts that are stale or cut", "autocast.autocast_cache:check"),
+        ("bypass", "in-place and out= ops that bypass autocast", "autocast.autocast_bypass:check"),
+        ("thread", "threads without autocast", "autocast.autocast_thread:check"),
+        ("checkpoint", "recomputations with another state", "autocast.autocast_checkpoint:check"),
+        ("function", "autograd functions of two states", "autocast.autocast_function:check"),
+        ("unregistered", "custom ops that no policy names", "policy.policy_unregistered:_of_block"),
+        ("banned", "banned ops", "policy.policy_banned:_of_block"),
     )
 }
 

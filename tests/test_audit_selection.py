@@ -12,7 +12,7 @@ from torch import nn
 
 import ampcheck
 from ampcheck.audit import audit
-from ampcheck.autocast.guards.checks import GUARD_CHECKS
+from ampcheck.autocast.guards.guard import GUARD_CHECKS
 from ampcheck.checks import for_kind
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS

@@ -74,12 +74,12 @@ def test_a_stand_in_stands_wherever_the_function_is_named() -> None:
 
 
 def test_a_module_that_is_imported_while_a_mechanism_is_off_gets_it_back() -> None:
-    path = "ampcheck.autocast.guards.guard"
+    path = "ampcheck.shadow.judge"
     module: Any = sys.modules.pop(path, None)
     try:
-        with without("guard-scope"):
+        with without("decisions"):
             __import__(path)
-        assert sys.modules[path].check_guard.__globals__["check_scope"].__name__ == "check_scope"
+        assert sys.modules[path].examine_decision is decisions.examine_decision
     finally:
         if module is not None:
             sys.modules[path] = module

@@ -13,19 +13,19 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.missing import MissingKernels
-from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered, short
 from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
+from ampcheck.records.policy import APPEND_DTYPE, BANNED, SET_DTYPE, OpCall, PolicyCalls, Raised, is_custom
 from ampcheck.stream.trace import Trace
 from ampcheck.torchtools.copying import forward_through, loss_of, prepare
 from ampcheck.torchtools.global_state import preserved_state
@@ -33,105 +33,6 @@ from ampcheck.torchtools.private import has_kernel_for, op_names
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import Scopes, naming_users_errors, users_line, users_place
-
-PYTORCHS_OWN = frozenset(
-    """_c10d_functional _c10d_functional_autograd _dtensor _inductor_test _native _quantized _test aten c10d
-    c10d_functional debug_mode_ops debugprims export flex_lib fsdp inductor inductor_prims mkl mkldnn mkldnn_prepacked
-    onednn onnx onnx_symbolic prim prims profiler quantization quantized rngprims sparse static_runtime streams
-    symm_mem""".split()
-)
-"""Namespaces of ops that PyTorch registers itself; those of any other namespace are custom."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """One way in which an op is called.
-
-    op: the overload. rule: its rule on the device, empty for none. inputs: the dtype of each tensor argument, lists in
-    brackets. passed: the same after autocast, with `dtype=float32` where the op's dtype argument is set, and `raises`
-    for a banned op. module: the dotted path of the innermost module. file, line: the user's. count: how often.
-    """
-
-    op: str
-    rule: str
-    inputs: str
-    passed: str
-    module: str
-    file: str
-    line: int | None
-    count: int = 1
-
-    @property
-    def dtypes(self) -> str:
-        """`float32 float32 -> float16 float16`."""
-        return f"{self.inputs} -> {self.passed}"
-
-    @property
-    def where(self) -> Where:
-        """The location of this call, as in findings."""
-        return Where(phase="forward", module=self.module, op=self.op, file=self.file, line=self.line)
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """An exception of the model: its message, the op that raised it (where one did) and its location."""
-
-    message: str
-    op: str
-    where: Where
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyCalls:
-    """Every call of an op that reached autocast in one run.
-
-    device, dtype: of autocast; the policy of another device than the CPU is emulated. calls: of ops that have an
-    autocast kernel on any device, and of custom ops; sorted. composite: those of them that are made of other ops,
-    which reach autocast by themselves. policy: the device's. raised: what ended forward early. no_backward: what
-    backward raised; it runs without autocast but for checkpoints that recompute, so little is missing then.
-    """
-
-    subject: str
-    device: str
-    dtype: str
-    policy: Policy
-    calls: tuple[OpCall, ...]
-    composite: frozenset[str] = frozenset()
-    raised: Raised | None = None
-    no_backward: str = ""
-
-    @property
-    def torch(self) -> str:
-        """The PyTorch whose policy was followed."""
-        return self.policy.torch
-
-    @property
-    def key(self) -> str:
-        """`cuda/float16`."""
-        return f"{self.device}/{self.dtype}"
-
-    @property
-    def ruled(self) -> tuple[OpCall, ...]:
-        """The calls of ops that have a rule on the device."""
-        return tuple(call for call in self.calls if call.rule)
-
-    @property
-    def unregistered(self) -> tuple[OpCall, ...]:
-        """The calls of custom ops that autocast leaves alone, with floating tensors."""
-        known = {*self.policy.ops, *self.policy.unprobed, *self.composite}
-        return tuple(
-            call
-            for call in self.calls
-            if is_custom(call.op) and call.op not in known and "float" in call.inputs.replace("float64", "")
-        )
-
-
-_OWN = tuple(f"{namespace}::" for namespace in PYTORCHS_OWN)
-
-
-def is_custom(op: str) -> bool:
-    """Whether an overload is none of PyTorch's own."""
-    return not op.startswith(_OWN)
 
 
 @naming_users_errors
@@ -229,7 +130,7 @@ class CallRecorder:
     def recording(self) -> Iterator[None]:
         """The CPU follows the device's policy inside, and every call that reaches autocast is recorded."""
         ops = {op for device in devices() for op in registered(device)}
-        ops |= {op for op in op_names() if not op.startswith(_OWN)}
+        ops |= {op for op in op_names() if is_custom(op)}
         with self._scopes.watched(), Emulation(self.policy, observe=self._observe, also=ops):
             yield
 

@@ -6,48 +6,18 @@ Nothing here needs torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import groupby
 
-from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot, load_release, release_of, releases
-from ampcheck.catalog.autocast import POLICY_DRIFT
+from ampcheck.autocast.policy import Snapshot, load_release, releases
+from ampcheck.checks import findings
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
-
-UNKNOWN = "unknown"
-"""The rule of an overload that has an autocast kernel but could not be probed."""
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Run
+from ampcheck.records.policy import UNKNOWN, Change, Comparison, InstalledPolicy, OpPolicy, Policy, release_of
 
 _OF_ACCELERATOR_BUILD = re.compile(r"^ATen/(native/)?(cuda|cudnn|hip|miopen|xpu)/")
 """Source files that only the builds for an accelerator compile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An overload that two policies treat differently; None where autocast leaves it alone."""
-
-    op: str
-    before: OpPolicy | None
-    after: OpPolicy | None
-
-    def describe(self, op: OpPolicy | None) -> str:
-        """How one of the two policies treats it, with the facts where the rule is the same."""
-        same_rule = self.before is not None and self.after is not None and self.before.rule == self.after.rule
-        return "left alone" if op is None else op.describe(facts=same_rule)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two policies, overload by overload.
-
-    count: how many could be compared. changes: those that differ. of_build: those that only one of the two builds of
-    PyTorch has. unclear: those that both register and at least one could not probe, with its reason.
-    """
-
-    count: int
-    changes: tuple[Change, ...]
-    of_build: tuple[Change, ...]
-    unclear: Mapping[str, str]
 
 
 def compare(first: Policy, second: Policy, first_build: str = "", second_build: str = "") -> Comparison:
@@ -132,69 +102,24 @@ def judge_drift(measured: Policy, snapshot: Snapshot | None, *, build: str) -> R
     measured: of any namespaces; custom ops are counted and not compared. build: of the PyTorch that was measured, as
     `Snapshot.build`; kernels that only one of two builds compiles are no drift. Without a snapshot: a warning.
     """
-    subject, policy = _subject(measured), measured.of("aten")
+    policy, compared = measured.of("aten"), None
+    installed = InstalledPolicy(measured)
     seen = {"overloads probed": len(measured.ops)}
     unseen = {
         "overloads that could not be probed": len(measured.unprobed),
         "custom ops, which no snapshot holds": measured.registered - policy.registered,
     }
-    if snapshot is None:
-        message = f"{len(measured.ops)} overloads were probed and compared with nothing: no snapshot was shipped"
-        hint = "write one with `ampcheck policy snapshot` and compare by hand, or install ampcheck again"
-        findings = [POLICY_DRIFT.warn(subject, message, hint=hint)]
-    elif measured.device not in snapshot.policies:
-        message = f"{_name(snapshot, measured)} has no policy of {measured.device} to compare with; here "
-        message += f"{policy.registered} overloads of PyTorch's own have autocast kernels"
-        findings = [POLICY_DRIFT.finding(Verdict.WARN if policy.registered else Verdict.SKIP, subject, message)]
-    else:
-        compared = compare(snapshot.policy(measured.device, *measured.dtypes), policy, snapshot.build, build)
-        findings = list(_check(measured, policy, snapshot, compared, build))
+    if snapshot is not None:
+        installed = replace(installed, snapshot=_name(snapshot, measured), builds=(snapshot.build, build))
+    if snapshot is not None and measured.device in snapshot.policies:
+        expected = snapshot.policy(measured.device, *measured.dtypes)
+        compared = compare(expected, policy, *installed.builds)
+        installed = replace(installed, expected=expected, compared=compared)
         seen["overloads compared"] = compared.count
         unseen["overloads that only one of two builds registers"] = len(compared.of_build)
         unseen["overloads of which the snapshot knows no rule"] = len({*compared.unclear} & {*policy.ops})
     coverage = Coverage(seen, {reason: count for reason, count in unseen.items() if count})
-    return Run(findings=tuple(findings), coverage=coverage)
-
-
-def _check(measured: Policy, policy: Policy, snapshot: Snapshot, compared: Comparison, build: str) -> Iterator[Finding]:
-    subject, name = _subject(measured), _name(snapshot, measured)
-    expected = snapshot.policy(measured.device, *measured.dtypes)
-    if not policy.registered:
-        message = f"autocast should treat {expected.registered} overloads as in {name}; it has no kernel at all"
-        yield POLICY_DRIFT.fail(subject, message)
-        return
-    for change in compared.changes:
-        message = f"{change.op} should be treated as in {name}: {change.describe(change.before)}; "
-        message += f"it is: {change.describe(change.after)}"
-        if change.after is not None and change.after.source:
-            message += f", by a kernel of {change.after.source}"
-        hint = (
-            "either a library in this process registers kernels of PyTorch's own ops, or this PyTorch is another than "
-            f"the snapshot's; its history: ampcheck policy explain {change.op}"
-        )
-        yield POLICY_DRIFT.fail(subject, message, where=Where(op=change.op), hint=hint)
-    if lost := [f"{op} ({why})" for op, why in compared.unclear.items() if op in expected.ops]:
-        message = f"{len(lost)} overloads should be treated as in {name} and could not be probed: {'; '.join(lost)}"
-        yield POLICY_DRIFT.finding(Verdict.FAIL if len(lost) > compared.count else Verdict.WARN, subject, message)
-    if compared.changes:
-        return
-    if not compared.count:
-        message = f"overloads should be compared with {name}; there was none of which both rules are known"
-        yield POLICY_DRIFT.fail(subject, message)
-        return
-    message = f"{compared.count} overloads are treated as in {name}"
-    if compared.of_build:
-        names = ", ".join(change.op for change in compared.of_build)
-        message += f"; left out, for only one of the builds ({snapshot.build} and {build}) has it: {names}"
-    if unknown := [op for op in compared.unclear if op in expected.unprobed]:
-        message += f"; of {', '.join(unknown)} the snapshot knows no rule"
-    if custom := measured.registered - policy.registered:
-        message += f"; {custom} custom {'op' if custom == 1 else 'ops'} of other namespaces not compared"
-    yield POLICY_DRIFT.passed(subject, message, compared.count)
-
-
-def _subject(measured: Policy) -> str:
-    return f"PyTorch {measured.torch}, autocast to {measured.dtypes[0]} on {measured.device}"
+    return Run(findings=tuple(findings(installed, Limits())), coverage=coverage)
 
 
 def _name(snapshot: Snapshot, measured: Policy) -> str:

@@ -22,7 +22,7 @@ from ampcheck.autocast.cuda_stand_in import KINDS
 from ampcheck.autocast.gpus import gpu_of
 from ampcheck.autocast.kernels import CallObserver, CastCache, casts_with_grad, make_kernel
 from ampcheck.autocast.placement import placed
-from ampcheck.autocast.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, load_release, release_of, releases
+from ampcheck.autocast.policy import load_release, releases
 from ampcheck.autocast.probe import low_dtype, measure_policy
 from ampcheck.autocast.redirect import Redirection
 from ampcheck.autocast.state import autocast_key, device_type, registered, short
@@ -30,6 +30,7 @@ from ampcheck.core.arguments import DType
 from ampcheck.core.arm import Arm
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
+from ampcheck.records.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, release_of
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.private import library_kernels
 

@@ -11,14 +11,8 @@ import torch
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.drift import judge_drift
 from ampcheck.autocast.emulate import arm_of
-from ampcheck.autocast.guards.checks import GUARD_CHECKS as GUARD_CHECKS
+from ampcheck.autocast.guards.guard import GUARD_CHECKS as GUARD_CHECKS
 from ampcheck.autocast.guards.guard import judge_call
-from ampcheck.autocast.locks.checks import (
-    check_banned,
-    check_elsewhere,
-    check_gap,
-    check_unregistered,
-)
 from ampcheck.autocast.locks.lock import (
     Devices,
     Dtypes,
@@ -26,12 +20,15 @@ from ampcheck.autocast.locks.lock import (
     PathLike,
     callers_folder,
     compare_lock,
+    gap_table,
     write_lock,
 )
 from ampcheck.autocast.policy import load_release, nearest, releases
 from ampcheck.autocast.probe import build, measure_policy
 from ampcheck.autocast.state import short
-from ampcheck.catalog.autocast import POLICY_BANNED, POLICY_GAP, POLICY_UNREGISTERED
+from ampcheck.checks import findings as findings_of
+from ampcheck.checks import needing
+from ampcheck.checks.policy.policy_gap import CHECK as POLICY_GAP
 from ampcheck.core.arguments import DType
 from ampcheck.core.arm import armed
 from ampcheck.core.environment import environment
@@ -41,10 +38,11 @@ from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.core.updating import is_updating
 from ampcheck.outcome.raising import verify
+from ampcheck.records.policy import OtherPolicy, PolicyCalls, PolicyGap
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.source import is_users
 
-POLICY_CHECKS = (POLICY_BANNED.slug, POLICY_UNREGISTERED.slug, POLICY_GAP.slug)
+POLICY_CHECKS = (*needing(PolicyGap.__name__), *needing(PolicyCalls.__name__))
 CHECKS = (*dict.fromkeys((*GUARD_CHECKS, *POLICY_CHECKS)),)
 
 STEPS = 3
@@ -124,15 +122,16 @@ def judge_policy(plan: Plan) -> Run:
     seen: dict[str, int] = {}
     for dtype in dtypes if wanted else ():
         calls = measure_calls(subject, device=device, dtype=dtype)
-        findings += [*check_banned(calls), *check_unregistered(calls)]
+        findings += findings_of(calls, plan.limits, wanted)
         seen["ops under autocast"] = seen.get("ops under autocast", 0) + len({call.op for call in calls.calls})
         if device == "cpu" and dtype == dtypes[0] and releases():
-            findings += check_elsewhere(calls, nearest(calls.torch).policy("cuda", short(dtype)))
+            other = OtherPolicy(calls, nearest(calls.torch).policy("cuda", short(dtype)))
+            findings += findings_of(other, plan.limits, wanted)
         elif device != "cpu" and POLICY_GAP.slug in wanted:
-            gap, table = check_gap(measure_calls(subject, device="cpu", dtype=dtype), calls, judged=True)
-            findings += gap
-            tables.append(table)
-    return Run(findings=tuple(f for f in findings if f.check in wanted), coverage=Coverage(seen), tables=tuple(tables))
+            gap = PolicyGap(measure_calls(subject, device="cpu", dtype=dtype), calls, judged=True)
+            findings += findings_of(gap, plan.limits, wanted)
+            tables.append(gap_table(gap))
+    return Run(findings=tuple(findings), coverage=Coverage(seen), tables=tuple(tables))
 
 
 def emulated_name(subject: Subject) -> str:

@@ -13,7 +13,9 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.autocast.cuda_devices import is_placed
-from ampcheck.autocast.policy import (
+from ampcheck.autocast.policy import number_of
+from ampcheck.autocast.state import autocast_key
+from ampcheck.records.policy import (
     APPEND_DTYPE,
     BANNED,
     FIXED,
@@ -23,10 +25,8 @@ from ampcheck.autocast.policy import (
     RECURRENT,
     SET_DTYPE,
     OpPolicy,
-    number_of,
     release_of,
 )
-from ampcheck.autocast.state import autocast_key
 from ampcheck.torchtools.private import DispatchKey, DispatchKeySet, OpOverload, excluding_keys, keys_below
 from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import overload

@@ -20,13 +20,13 @@ import torch
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import eligible
-from ampcheck.autocast.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, short
 from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.run import Finding, Table, Verdict, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
+from ampcheck.records.policy import APPEND_DTYPE, SET_DTYPE, Policy
 from ampcheck.torchtools.copying import Prepared, forward_through, prepare
 from ampcheck.torchtools.dynamo import reset
 from ampcheck.torchtools.global_state import preserved_state

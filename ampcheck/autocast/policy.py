@@ -9,116 +9,21 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
 from ampcheck.core.json_files import read_json
+from ampcheck.records.policy import FIXED, RULES, OpPolicy, Policy, release_of
 
 SCHEMA = 1
 """Version of a snapshot's JSON form. 1: the first."""
 
 DATA = Path(__file__).parent / "data"
-
-LOWER, FP32, SET_DTYPE, APPEND_DTYPE = "lower_precision", "fp32", "fp32_set_opt_dtype", "fp32_append_dtype"
-PROMOTE, BANNED, FIXED, OTHER = "promote", "banned", "fixed:", "other"
-
-RULES: Mapping[str, str] = MappingProxyType(
-    {
-        LOWER: "floating inputs are cast to autocast's dtype",
-        FP32: "floating inputs are cast to float32",
-        SET_DTYPE: "inputs stay; the op's dtype argument becomes float32 unless it was given",
-        APPEND_DTYPE: "inputs stay; the op is replaced by its overload with a dtype argument, float32",
-        PROMOTE: "inputs are cast to the widest dtype among them, float32 or autocast's",
-        BANNED: "the op raises",
-        "fixed:DTYPE": "a custom op: floating inputs are cast to the dtype it was registered with",
-        OTHER: "none of these; see the facts",
-    }
-)
-"""Each rule and what it does to tensors of the device that are floating and not float64."""
-
-RECURRENT = tuple(
-    f"aten::{cell}.{form}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in ("input", "data")
-)
-"""Composites that end in cuDNN's fused layer on CUDA, whose autocast kernel casts everything to autocast's dtype
-(`aten/src/ATen/cudnn/AutocastRNN.cpp`). On the CPU they end in other ops and have no float16 kernel."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpPolicy:
-    """The rule of one overload and the facts behind it.
-
-    facts: input dtypes to the dtypes that autocast passes to the op. `low` is autocast's dtype, `other` the other
-    16-bit one, `low+float32` a first tensor of low and float32 for the rest. One name is passed on where all tensors
-    get the same dtype; `dtype=float32` is a dtype argument that autocast sets, `-> low` a result that it casts,
-    `raises` an exception. redispatch: the overload that is called instead. restores: the result is cast back. raises:
-    PyTorch's own message. source: the file that registers the kernel.
-    """
-
-    rule: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    redispatch: str = ""
-    restores: bool = False
-    raises: str = ""
-    source: str = ""
-
-    def describe(self, *, facts: bool = False) -> str:
-        """The rule and what else the kernel does, such as `fp32, calls norm.dtype (low → float32)`."""
-        calls = f", calls {self.redispatch.removeprefix('aten::')}" if self.redispatch else ""
-        restores = ", casts its result back" if self.restores else ""
-        return self.rule + calls + restores + (f" ({self.list_facts()})" if facts else "")
-
-    def list_facts(self) -> str:
-        """`low → low, float32 → low`."""
-        return ", ".join(f"{inputs} → {passed}" for inputs, passed in self.facts.items())
-
-    def to_json(self) -> dict[str, object]:
-        """This record without empty fields."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: dict(value) if name == "facts" else value for name, value in values.items() if value}
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What autocast does on one device type under one PyTorch.
-
-    dtypes: autocast's dtypes for which this was measured. ops: overload to rule. unprobed: overload to the reason why
-    its rule is unknown; together they are every overload with an autocast kernel.
-    """
-
-    device: str
-    torch: str
-    dtypes: tuple[str, ...]
-    ops: Mapping[str, OpPolicy]
-    unprobed: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def registered(self) -> int:
-        """How many overloads have an autocast kernel."""
-        return len(self.ops) + len(self.unprobed)
-
-    def rule(self, op: str) -> str:
-        """The rule of an overload; empty for an op that autocast leaves alone."""
-        return self.ops[op].rule if op in self.ops else ""
-
-    def counts(self) -> dict[str, int]:
-        """How many overloads follow each rule, in the order of `RULES`."""
-        count = Counter("fixed:DTYPE" if op.rule.startswith(FIXED) else op.rule for op in self.ops.values())
-        return {rule: count[rule] for rule in RULES if count[rule]}
-
-    def of(self, namespace: str) -> Policy:
-        """The overloads of one namespace, such as `aten`."""
-        return replace(
-            self,
-            ops={name: op for name, op in self.ops.items() if name.startswith(f"{namespace}::")},
-            unprobed={name: why for name, why in self.unprobed.items() if name.startswith(f"{namespace}::")},
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +93,6 @@ class Snapshot:
             raise UsageError(
                 f"{name} is damaged ({error!r:.300}): write it again with ampcheck policy snapshot"
             ) from error
-
-
-def release_of(version: str) -> str:
-    """`2.13` of `2.13.0+cpu`, `2.14` of `2.14.0.dev20250101`."""
-    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 @cache

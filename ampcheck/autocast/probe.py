@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 
-from ampcheck.autocast.policy import (
+from ampcheck.autocast.policy import Snapshot
+from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered, short
+from ampcheck.core.arguments import parse_dtypes
+from ampcheck.records.policy import (
     APPEND_DTYPE,
     BANNED,
     FIXED,
@@ -30,10 +33,7 @@ from ampcheck.autocast.policy import (
     SET_DTYPE,
     OpPolicy,
     Policy,
-    Snapshot,
 )
-from ampcheck.autocast.state import KEYS, autocast_key, device_type, devices, raw_autocast, registered, short
-from ampcheck.core.arguments import parse_dtypes
 from ampcheck.torchtools.private import (
     CAST,
     DispatchKey,

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from ampcheck.autocast.drift import UNKNOWN, compare, history, rule_of, shipped_devices, since, spans
-from ampcheck.autocast.policy import FIXED, RECURRENT, RULES, Policy, load_release, release_of, releases
+from ampcheck.autocast.drift import compare, history, rule_of, shipped_devices, since, spans
+from ampcheck.autocast.policy import load_release, releases
 from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
+from ampcheck.records.policy import FIXED, RECURRENT, RULES, UNKNOWN, Policy, release_of
 
 NONE = "–"
 """The rule, in a table, of an op that autocast leaves alone."""

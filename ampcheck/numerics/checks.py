@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
+from collections.abc import Collection
 
 from ampcheck.checks import added, needing
 from ampcheck.checks import findings as findings_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import PROBLEMS, Finding
 from ampcheck.core.subject import MODELS, Kind
-from ampcheck.numerics import execution
 from ampcheck.records.numerics import NumericsStats
 
-_OTHERS: Mapping[str, Callable[[NumericsStats, Limits], list[Finding]]] = MappingProxyType(
-    {
-        "autocast-state": execution.check_state,
-    }
-)
-
-CHECKS = (*needing(NumericsStats.__name__), *_OTHERS)
+CHECKS = needing(NumericsStats.__name__)
 """In the order in which a reader wants them: what stops the run, what ruins it, what blurs it."""
 
 OBSERVABLE = (
@@ -37,9 +29,7 @@ def check_numerics(stats: NumericsStats, limits: Limits, checks: Collection[str]
     """The findings of the named checks (all by default); whether it ran and what was seen are always among them."""
     known = (*CHECKS, *added(*(MODELS if stats.judged else (Kind.TRAINING, Kind.CALL))))
     wanted = known if checks is None else [s for s in known if s in {*checks, "low-precision-error", "coverage"}]
-    findings = findings_of(stats, limits, wanted)
-    findings += [f for slug, check in _OTHERS.items() if slug in wanted for f in check(stats, limits)]
-    return _in_order_of_run(stats, findings)
+    return _in_order_of_run(stats, findings_of(stats, limits, wanted))
 
 
 def _in_order_of_run(stats: NumericsStats, findings: list[Finding]) -> list[Finding]:

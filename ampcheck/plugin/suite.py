@@ -229,8 +229,9 @@ class Suite:
         return perf_counter() - began
 
     def _watch_of(self, subject: str, *, compiled: bool = False) -> Watched:
-        from ampcheck.autocast.guards.checks import GUARD_CHECKS
-        from ampcheck.catalog.autocast import AUTOCAST_THREAD, POLICY_BANNED
+        from ampcheck.autocast.guards.guard import GUARD_CHECKS
+        from ampcheck.checks.autocast.autocast_thread import CHECK as AUTOCAST_THREAD
+        from ampcheck.checks.policy.policy_banned import CHECK as POLICY_BANNED
         from ampcheck.watch import watched
         from ampcheck.watch_families import OP_CHECKS
 

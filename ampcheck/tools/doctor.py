@@ -18,13 +18,14 @@ from torch.nn import functional as F
 from ampcheck.autocast.device import is_present
 from ampcheck.autocast.missing import lacks_kernel
 from ampcheck.autocast.observe import no_compiler
-from ampcheck.autocast.policy import nearest, release_of, releases
+from ampcheck.autocast.policy import nearest, releases
 from ampcheck.autocast.state import devices
 from ampcheck.checks import extended as added_checks
 from ampcheck.core.environment import installed
 from ampcheck.core.extensions import Extension
 from ampcheck.core.text import counted, listed
 from ampcheck.ops.added import added_ops
+from ampcheck.records.policy import release_of
 from ampcheck.torchtools.dynamo import cache_folder, reset
 from ampcheck.torchtools.subnormals import measure_subnormal_support
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ampcheck import watch
-from ampcheck.autocast.guards.checks import GUARD_CHECKS
+from ampcheck.autocast.guards.guard import GUARD_CHECKS
 from ampcheck.watch import Watched
 
 

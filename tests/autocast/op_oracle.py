@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.autocast.emulate import Emulation
-from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy, Policy
 from ampcheck.autocast.state import raw_autocast, registered
+from ampcheck.records.policy import APPEND_DTYPE, BANNED, FP32, LOWER, PROMOTE, SET_DTYPE, OpPolicy, Policy
 from ampcheck.torchtools.source import op_name, overload
 
 Place = Callable[[torch.Tensor], torch.Tensor]

@@ -16,9 +16,9 @@ import pytest
 import torch
 from op_oracle import Row, compare_devices, compare_emulation, compare_rule
 
-from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, Policy
 from ampcheck.autocast.probe import measure_policy
 from ampcheck.autocast.state import registered
+from ampcheck.records.policy import FP32, LOWER, PROMOTE, Policy
 
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 PLACES = [*product(DEVICES, [torch.float16]), ("cpu", torch.bfloat16), ("cuda", torch.bfloat16)]

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck import UsageError, demo
-from ampcheck.autocast.calls import CallRecorder, OpCall, PolicyCalls, measure_calls
+from ampcheck.autocast.calls import CallRecorder, measure_calls
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import registered
 from ampcheck.core.subject import Subject, load_subject
+from ampcheck.records.policy import OpCall, PolicyCalls
 from ampcheck.torchtools.restore import restored
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"

@@ -17,9 +17,10 @@ from ampcheck import UsageError, assert_policy
 from ampcheck.autocast import drift, judge
 from ampcheck.autocast import policy as snapshots
 from ampcheck.autocast.drift import compare, history, judge_drift, since, spans
-from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, OpPolicy, Policy, Snapshot
+from ampcheck.autocast.policy import Snapshot
 from ampcheck.autocast.probe import measure_policy
 from ampcheck.core.run import Finding, Verdict, collect
+from ampcheck.records.policy import FP32, LOWER, PROMOTE, OpPolicy, Policy
 
 HEADER = "ATen/autocast_mode.cpp"
 lower, fp32 = OpPolicy(LOWER, {"low": "low"}, source=HEADER), OpPolicy(FP32, {"low": "float32"}, source=HEADER)

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 import ampcheck
 from ampcheck.autocast.emulate import Emulation, active, emulate, emulated_policy
-from ampcheck.autocast.policy import OTHER, OpPolicy, Policy
 from ampcheck.autocast.probe import DTYPES
 from ampcheck.autocast.state import devices, nesting, registered
 from ampcheck.core.errors import UsageError
 from ampcheck.demo import CharTransformer, batch
+from ampcheck.records.policy import OTHER, OpPolicy, Policy
 
 LOW = pytest.mark.parametrize("low", DTYPES, ids=str)
 

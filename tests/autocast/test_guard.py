@@ -18,8 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampcheck
-from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.autocast.guards.guard import judge_call
+from ampcheck.autocast.guards.guard import GUARD_CHECKS, judge_call
 from ampcheck.autocast.state import nesting
 from ampcheck.catalog.causes import with_causes
 from ampcheck.core.errors import UsageError

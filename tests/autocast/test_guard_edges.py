@@ -16,8 +16,7 @@ from guarded import guard
 from torch import nn
 
 import ampcheck
-from ampcheck.autocast.guards.checks import GUARD_CHECKS
-from ampcheck.autocast.guards.guard import judge_call
+from ampcheck.autocast.guards.guard import GUARD_CHECKS, judge_call
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 

@@ -16,10 +16,10 @@ from torch import nn
 from ampcheck import UsageError, Verdict, assert_policy, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.locks import file
-from ampcheck.autocast.locks.checks import check_lock
-from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
-from ampcheck.autocast.locks.lock import LockTarget, compare_lock, to_locked, write_lock
+from ampcheck.autocast.locks.file import NAME, LockFile, update
+from ampcheck.autocast.locks.lock import LockTarget, compare_lock, judge_lock, to_locked, write_lock
 from ampcheck.core.updating import updating
+from ampcheck.records.policy import Locked, LockedOp
 
 TRANSFORMERS = Path(__file__).parents[1] / "transformers_models.py"
 __all__ = ["model"]  # the fixture
@@ -218,7 +218,7 @@ def test_a_lock_of_another_release_tells_the_cause_and_what_follows_from_it(mode
     """Recorded under the policy of 2.11 itself: the norm is taken apart there, and hands on another dtype."""
     subject = LockTarget.of(f"{model}:net").subject
     then, now = (measure_calls(subject, device="cuda", release=release) for release in ("2.11", None))
-    findings = check_lock(now, to_locked(then, model.parent), to_locked(now, model.parent))
+    findings = judge_lock(now, to_locked(then, model.parent), to_locked(now, model.parent))
     said = {finding.where.op: finding.message for finding in findings}
     assert set(said) == {"aten::rms_norm", "aten::pow.Tensor_Scalar", "aten::rsqrt", "aten::linear"}
     assert "since 2.12" in said["aten::rms_norm"]
@@ -240,7 +240,7 @@ def test_a_rule_that_went_is_told_with_the_release_that_dropped_it(model: Path) 
     now = measure_calls(LockTarget.of(f"{model}:net").subject, device="cuda", release="2.11")
     held = to_locked(now, model.parent)
     gained = {**held.ops, "aten::rms_norm": LockedOp("fp32", {"float16 float32 -> float32 float32": (("norm", ""),)})}
-    (finding,) = check_lock(now, Locked("2.15.0", "cpu", gained), held)
+    (finding,) = judge_lock(now, Locked("2.15.0", "cpu", gained), held)
     assert "2.15.0: fp32" in finding.message
     assert "left alone" in finding.message
     assert "until 2.11" in finding.message
@@ -288,7 +288,7 @@ def test_a_custom_op_that_is_registered_otherwise_is_told(model: Path) -> None:
     now = measure_calls(LockTarget.of(f"{model}:net").subject, device="cuda")
     held = to_locked(now, model.parent)
     calls = {**held.ops, "mine::op": LockedOp("fixed:float16", {"float32 -> float16": (("up", ""),)})}
-    (finding,) = check_lock(now, Locked(held.torch, held.build, calls), held)
+    (finding,) = judge_lock(now, Locked(held.torch, held.build, calls), held)
     assert "a custom op: what is registered for it has changed" in finding.message
 
 

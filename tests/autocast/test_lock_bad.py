@@ -11,9 +11,8 @@ from locked_model import MODEL, failure, lock, model, text_of
 
 from ampcheck import UsageError, Verdict, assert_policy, demo
 from ampcheck.autocast.calls import measure_calls
-from ampcheck.autocast.locks.checks import check_lock
 from ampcheck.autocast.locks.file import NAME
-from ampcheck.autocast.locks.lock import LockTarget, to_locked
+from ampcheck.autocast.locks.lock import LockTarget, judge_lock, to_locked
 from ampcheck.cli.main import main
 from ampcheck.core.run import Coverage, collect
 from ampcheck.core.updating import updating
@@ -108,7 +107,7 @@ def test_a_model_of_which_no_op_reaches_autocast_is_not_locked(model: Path) -> N
 def test_nothing_seen_is_no_pass(model: Path) -> None:
     calls = measure_calls(LockTarget.of(f"{model}:idle").subject)
     nothing = to_locked(calls, model.parent)
-    assert [finding.verdict for finding in check_lock(calls, nothing, nothing)] == [Verdict.FAIL]
+    assert [finding.verdict for finding in judge_lock(calls, nothing, nothing)] == [Verdict.FAIL]
 
 
 MIXED = """

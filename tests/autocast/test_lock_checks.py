@@ -14,9 +14,12 @@ from torch import Tensor, nn
 from ampcheck import Finding, Verdict, demo
 from ampcheck.autocast.calls import measure_calls
 from ampcheck.autocast.emulate import emulate
-from ampcheck.autocast.locks.checks import check_banned, check_gap, check_unregistered
+from ampcheck.autocast.locks.lock import gap_table
+from ampcheck.checks import findings
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Table
 from ampcheck.core.subject import load_subject
+from ampcheck.records.policy import PolicyCalls, PolicyGap
 
 MODELS = Path(__file__).parents[1] / "transformers_models.py"
 SQUARE = torch.ones(4, 4)
@@ -24,8 +27,13 @@ SQUARE = torch.ones(4, 4)
 
 def gap(subject: Any, device: str = "cuda", dtype: str = "float16") -> tuple[Finding, Table]:
     cpu, there = (measure_calls(subject, device=name, dtype=dtype) for name in ("cpu", device))
-    (finding,), table = check_gap(cpu, there)
-    return finding, table
+    both = PolicyGap(cpu, there)
+    (finding,) = findings(both, Limits())
+    return finding, gap_table(both)
+
+
+def judged(calls: PolicyCalls, check: str) -> list[Finding]:
+    return findings(calls, Limits(), [check])
 
 
 def of(factory: str) -> Any:
@@ -142,7 +150,7 @@ def test_a_run_that_raised_or_saw_nothing_is_skipped() -> None:
 
 
 def test_a_banned_op_fails_with_pytorchs_own_replacement() -> None:
-    (finding,) = check_banned(measure_calls((nn.BCELoss(), (torch.full((4,), 0.5), torch.ones(4)))))
+    (finding,) = judged(measure_calls((nn.BCELoss(), (torch.full((4,), 0.5), torch.ones(4)))), "policy-banned")
     assert (finding.verdict, finding.where.op) == (Verdict.FAIL, "aten::binary_cross_entropy")
     assert "unsafe to autocast" in finding.message
     assert "binary_cross_entropy_with_logits" in finding.hint
@@ -155,7 +163,7 @@ def test_a_ban_that_the_model_caught_warns() -> None:
         except RuntimeError:
             return x @ x.T
 
-    (finding,) = check_banned(measure_calls((caught, (SQUARE,))))
+    (finding,) = judged(measure_calls((caught, (SQUARE,))), "policy-banned")
     assert finding.verdict is Verdict.WARN
 
 
@@ -168,7 +176,7 @@ def test_a_ban_that_the_model_caught_warns() -> None:
     ],
 )
 def test_without_a_banned_op_it_passes_where_something_was_seen(function: Any, device: str, verdict: str) -> None:
-    (finding,) = check_banned(measure_calls((function, (SQUARE,)), device=device))
+    (finding,) = judged(measure_calls((function, (SQUARE,)), device=device), "policy-banned")
     assert finding.verdict == verdict
 
 
@@ -198,7 +206,7 @@ class Scaled(nn.Module):
 
 
 def unregistered(cast: bool) -> Finding:
-    (finding,) = check_unregistered(measure_calls((Scaled(cast), (SQUARE,))))
+    (finding,) = judged(measure_calls((Scaled(cast), (SQUARE,))), "policy-unregistered")
     return finding
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.autocast.policy import FIXED, RULES, SCHEMA, OpPolicy, Policy, Snapshot, release_of
+from ampcheck.autocast.policy import SCHEMA, Snapshot
 from ampcheck.core.errors import UsageError
+from ampcheck.records.policy import FIXED, RULES, OpPolicy, Policy, release_of
 
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 rules = st.sampled_from([rule for rule in RULES if not rule.startswith(FIXED)] + ["fixed:float32", "fixed:bfloat16"])

@@ -21,8 +21,8 @@ from op_oracle import observed, predicted
 
 from ampcheck.autocast.emulate import Emulation, emulated_policy
 from ampcheck.autocast.kernels import target_dtype
-from ampcheck.autocast.policy import FP32, LOWER, PROMOTE, Policy
 from ampcheck.autocast.probe import measure_policy
+from ampcheck.records.policy import FP32, LOWER, PROMOTE, Policy
 from ampcheck.strategies import broadcastable, log_uniform, shapes, tensors
 from ampcheck.torchtools.source import overload
 

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcheck import UsageError
 from ampcheck.autocast import probe
-from ampcheck.autocast.policy import APPEND_DTYPE, BANNED, FP32, LOWER, OTHER, PROMOTE, SET_DTYPE, Policy, release_of
 from ampcheck.autocast.probe import measure_policy
 from ampcheck.autocast.state import devices, nesting, raw_autocast, registered
+from ampcheck.records.policy import APPEND_DTYPE, BANNED, FP32, LOWER, OTHER, PROMOTE, SET_DTYPE, Policy, release_of
 from ampcheck.torchtools.source import op_name, overload
 
 RELEASE = release_of(torch.__version__)

@@ -12,21 +12,8 @@ import torch
 from ampcheck import UsageError
 from ampcheck.autocast import policy as snapshots
 from ampcheck.autocast.drift import compare
-from ampcheck.autocast.policy import (
-    APPEND_DTYPE,
-    BANNED,
-    DATA,
-    FP32,
-    LOWER,
-    OTHER,
-    PROMOTE,
-    SET_DTYPE,
-    Policy,
-    Snapshot,
-    load_release,
-    nearest,
-    releases,
-)
+from ampcheck.autocast.policy import DATA, Snapshot, load_release, nearest, releases
+from ampcheck.records.policy import APPEND_DTYPE, BANNED, FP32, LOWER, OTHER, PROMOTE, SET_DTYPE, Policy
 
 ALL = tuple(f"2.{minor}" for minor in range(4, 16))
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ampcheck.autocast.policy import RULES, load_release, release_of, releases
+from ampcheck.autocast.policy import load_release, releases
 from ampcheck.autocast.probe import measure_policy
 from ampcheck.cli.main import main
+from ampcheck.records.policy import RULES, release_of
 
 INSTALLED_IS_SHIPPED = release_of(torch.__version__) in releases()
 

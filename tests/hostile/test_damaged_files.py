@@ -24,12 +24,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 from runs import HOSTILE_RUN, RUNS
 
-from ampcheck.autocast.locks.file import NAME, Locked, LockedOp, LockFile, update
-from ampcheck.autocast.policy import OpPolicy, Policy, Snapshot
+from ampcheck.autocast.locks.file import NAME, LockFile, update
+from ampcheck.autocast.policy import Snapshot
 from ampcheck.checks import REGISTRY
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 from ampcheck.core.settings import load_settings
+from ampcheck.records.policy import Locked, LockedOp, OpPolicy, Policy
 from ampcheck.report import print_run, print_tables, render_html, summary_lines
 from ampcheck.report.github import workflow_commands
 from ampcheck.report.markdown import comment_of

@@ -20,8 +20,9 @@ from ampcheck.autocast.guards.call_sites import (
     python_call,
     users_lines,
 )
-from ampcheck.autocast.guards.stats import CutCast, StaleCast, State
+from ampcheck.autocast.state import short
 from ampcheck.core.run import Where
+from ampcheck.records.autocast import CutCast, StaleCast, State
 from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.private import CAST
 from ampcheck.torchtools.pytree import tensors
@@ -38,7 +39,7 @@ class _CachedCast:
 
     cast: weakref.ref[torch.Tensor]
     weight: weakref.ref[torch.Tensor]
-    dtype: torch.dtype
+    dtype: str
     version: int
     storage: int
     clock: int
@@ -100,7 +101,7 @@ class CachedCasts:
         weight = event.tensors[0]
         leaf = weight.dtype is torch.float32 and weight.requires_grad and weight.is_leaf and not weight._is_view()
         leaf = leaf and not weight.is_inference()  # which has no version
-        if not leaf or out.dtype is not state.dtype or not torch.is_autocast_cache_enabled():
+        if not leaf or short(out.dtype) != state.dtype or not torch.is_autocast_cache_enabled():
             return
         if (storage := storage_number(weight)) is not None:
             # No variable may hold this frame: the garbage collector would clear the references to the cast with it.
@@ -108,7 +109,7 @@ class CachedCasts:
             call = python_call(sys._getframe())
             references, version = (weakref.ref(out), weakref.ref(weight)), weight._version
             self.seen += 1
-            self.known[id(out)] = _CachedCast(*references, out.dtype, version, storage, self._clock, call, lines)
+            self.known[id(out)] = _CachedCast(*references, state.dtype, version, storage, self._clock, call, lines)
             self.off = self.off or bool(lines)
 
     def differentiated(self, roots: object) -> None:

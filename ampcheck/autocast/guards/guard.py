@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -11,21 +11,28 @@ from types import TracebackType
 from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
-from ampcheck.autocast.guards.checks import GUARD_CHECKS, banned_by, check_guard
 from ampcheck.autocast.guards.hooks import backward_and_steps, regions, threads
+from ampcheck.autocast.guards.recasts import banned_by, rule_of, with_rule
 from ampcheck.autocast.guards.recorder import OpsRecorder, Recorder
-from ampcheck.autocast.guards.stats import Call, GuardStats, Raised, Recompute
-from ampcheck.autocast.policy import Policy
 from ampcheck.autocast.state import devices
-from ampcheck.catalog.autocast import AUTOCAST_STATE, POLICY_BANNED
+from ampcheck.checks import findings as findings_of
+from ampcheck.checks import needing
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
+from ampcheck.checks.policy.policy_banned import CHECK as POLICY_BANNED
 from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import EnoughSteps, as_result, brief, require_ran
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+from ampcheck.records.autocast import Call, GuardStats, Raised, Recompute
+from ampcheck.records.policy import Policy
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.regions import abandoned_regions
 from ampcheck.torchtools.source import scaler_method, users_place
+
+GUARD_CHECKS = needing(GuardStats.__name__)
+"""The checks of a guard, by name."""
 
 _RAN = ("ops", "backward calls", "optimizer steps")
 
@@ -90,6 +97,8 @@ class AutocastObservation:
         if not recomputed and isinstance(self._error, CheckpointError):
             # PyTorch's checkpoint compares what it saves and may raise before the first op shows its dtypes.
             recomputed = Counter(recorder.changed_sites.values())
+        policies = self._policies(calls, recorder.recomputed)
+        ordered = sorted(recomputed, key=lambda op: not rule_of(policies, op.forward.device, op.op))
         return GuardStats(
             subject=subject,
             settings=len(self._before),
@@ -98,12 +107,12 @@ class AutocastObservation:
             regions=recorder.regions,
             idle=dict(recorder.idle),
             unseen=dict(recorder.unseen),
-            calls=calls,
+            calls={with_rule(call, policies): count for call, count in calls.items()},
             crossings=recorder.crossings.copy(),
             stale=recorder.casts.stale.copy(),
             cut=recorder.casts.cut.copy(),
-            recomputed=recomputed,
-            policies=self._policies(calls, recorder.recomputed),
+            recomputed={op: recomputed[op] for op in ordered},
+            banned=_banned(policies, raised),
             banned_on_cuda=recorder.banned_on_cuda() if str(POLICY_BANNED) in self.checks else (),
             raised=raised,
         )
@@ -157,7 +166,7 @@ def guard_run(
 ) -> Run:
     """The findings about observed code. error: what the code raised, a failure where no check explains it; must_run:
     code in which no op ran fails."""
-    findings = check_guard(stats, observation.checks)
+    findings = findings_of(stats, Limits(), observation.checks)
     if observation.cut:
         cut = AUTOCAST_STATE.skip(stats.subject, "not judged: ampcheck ended the code after its last observed step")
         findings = [cut if finding.check == AUTOCAST_STATE.slug else finding for finding in findings]
@@ -188,6 +197,14 @@ def _coverage(
     hint = "put the guard around the code that computes, and call it in the eager mode of PyTorch"
     verdict = Verdict.INCOMPLETE if only_settings else Verdict.FAIL
     yield COVERAGE.finding(verdict, stats.subject, message, hint=hint)
+
+
+def _banned(policies: Mapping[str, Policy], raised: Raised | None) -> dict[str, tuple[str, ...]]:
+    """The ops that policies ban with the message that ended the block, and which policies do."""
+    text = raised.message.strip() if raised is not None else ""
+    banned = {name: banned_by(policy, text) for name, policy in policies.items()}
+    ops = dict.fromkeys(op for of_policy in banned.values() for op in of_policy)
+    return {op: tuple(name for name in banned if op in banned[name]) for op in ops}
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:

@@ -15,9 +15,9 @@ from ampcheck.autocast.device import is_present
 from ampcheck.autocast.guards.call_sites import call_site
 from ampcheck.autocast.guards.recorder import OpsRecorder, Recorder, autocast_devices, current_state
 from ampcheck.autocast.guards.region_source import switches_on
-from ampcheck.autocast.guards.stats import Crossing, State
 from ampcheck.autocast.state import nesting
 from ampcheck.core.run import Where
+from ampcheck.records.autocast import Crossing, State
 from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import subscribed_here
 from ampcheck.torchtools.private import backward_task

@@ -1,15 +1,13 @@
-"""The calls whose dtypes autocast would have changed. Pure: no PyTorch runs here."""
+"""What autocast would have done with the calls that a guard recorded. No PyTorch runs here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
-import torch
-
-from ampcheck.autocast.guards.stats import Call, GuardStats
-from ampcheck.autocast.policy import APPEND_DTYPE, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
-from ampcheck.autocast.state import short
 from ampcheck.ops.table import ROWS
+from ampcheck.records.autocast import Call
+from ampcheck.records.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
 
 
 def rule_of(policies: Mapping[str, Policy], policy: str, op: str) -> str:
@@ -21,34 +19,27 @@ def rule_of(policies: Mapping[str, Policy], policy: str, op: str) -> str:
     return rule or (policies[policy].rule(f"aten::{above}") if above else "")
 
 
-def _expected_dtype(call: Call, rule: str) -> torch.dtype | None:
-    """What autocast would have computed in; None where it would have changed nothing."""
+def with_rule(call: Call, policies: Mapping[str, Policy]) -> Call:
+    """The call with its rule, and the dtype that autocast would have cast to."""
+    rule = rule_of(policies, call.policy, call.plain_op)
+    return replace(call, rule=rule, expected=_expected_dtype(call, rule))
+
+
+def _expected_dtype(call: Call, rule: str) -> str:
     if not call.dtypes:
-        return None
+        return ""
     if rule in (SET_DTYPE, APPEND_DTYPE):
-        return None if call.dtype_argument or call.dtypes[0] is torch.float32 else torch.float32
-    if rule == FP32 or (rule == PROMOTE and torch.float32 in call.dtypes):
-        target: torch.dtype | None = torch.float32
+        return "" if call.dtype_argument or call.dtypes[0] == "float32" else "float32"
+    if rule == FP32 or (rule == PROMOTE and "float32" in call.dtypes):
+        target = "float32"
     elif rule in (LOWER, PROMOTE):
-        target = call.state.dtype
+        target = call.state.dtype or ""
     else:
-        target = getattr(torch, rule.removeprefix(FIXED)) if rule.startswith(FIXED) else None
-    return target if any(dtype is not target for dtype in call.dtypes) else None
+        target = rule.removeprefix(FIXED) if rule.startswith(FIXED) else ""
+    return target if {*call.dtypes} != {target} else ""
 
 
-def calls_of(stats: GuardStats, how: str) -> list[tuple[Call, int]]:
-    """The calls of one kind, and how often each was seen."""
-    return [(call, count) for call, count in stats.calls.items() if call.how == how]
-
-
-def recast(stats: GuardStats, how: str) -> Iterator[tuple[Call, int, torch.dtype]]:
-    """The calls whose dtypes autocast would have changed, how often, and what to."""
-    for call, count in calls_of(stats, how):
-        dtype = _expected_dtype(call, rule_of(stats.policies, call.policy, call.plain_op))
-        if dtype is not None:
-            yield call, count, dtype
-
-
-def names(dtypes: tuple[torch.dtype, ...]) -> str:
-    """The dtypes in words, each once."""
-    return " and ".join(dict.fromkeys(map(short, dtypes))) or "no float"
+def banned_by(policy: Policy, message: str) -> list[str]:
+    """The ops that a policy bans with this message, which is all that is seen of them: autocast raises first."""
+    bans = ((op, facts.raises.strip() or f"{op} is unsafe to autocast") for op, facts in policy.ops.items())
+    return [op for op, text in bans if policy.rule(op) == BANNED and message.startswith(text)]

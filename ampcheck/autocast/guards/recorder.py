@@ -19,11 +19,12 @@ from torch.autograd.function import BackwardCFunction
 from ampcheck.autocast import emulate
 from ampcheck.autocast.guards.call_sites import CallSite, call_site, engine_path, function_context, in_optimizer
 from ampcheck.autocast.guards.casts import CachedCasts
-from ampcheck.autocast.guards.stats import Call, Crossing, Recompute, State
-from ampcheck.autocast.policy import BANNED, Policy, nearest
-from ampcheck.autocast.state import devices
+from ampcheck.autocast.policy import nearest
+from ampcheck.autocast.state import devices, short
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Where
+from ampcheck.records.autocast import Call, Crossing, Recompute, State
+from ampcheck.records.policy import BANNED, Policy
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import CAST, OpOverload, backward_node, backward_task, renamed_backend, state_of_caller
 from ampcheck.torchtools.pytree import map_tensors
@@ -60,10 +61,10 @@ class _Running(NamedTuple):
     dtypes: Dtypes
 
     @property
-    def castable(self) -> Dtypes:
+    def castable(self) -> tuple[str, ...]:
         """The dtypes of the inputs that autocast may cast; no rule is made for 8-bit floats."""
-        wide = (torch.float16, torch.bfloat16, torch.float32)
-        return tuple([t.dtype for t in self.event.tensors if t.device.type == self.state.device and t.dtype in wide])
+        dtypes = [short(t.dtype) for t in self.event.tensors if t.device.type == self.state.device]
+        return tuple(dtype for dtype in dtypes if dtype in ("float16", "bfloat16", "float32"))
 
 
 class Recorder:
@@ -130,7 +131,7 @@ class Recorder:
         self.counts["in-place ops"] += 1
         if running.site.direct:
             first = out[0] if isinstance(out, (list, tuple)) and out else out
-            call = self._call("bypass", running, result=first.dtype if isinstance(first, torch.Tensor) else None)
+            call = self._call("bypass", running, result=short(first.dtype) if isinstance(first, torch.Tensor) else None)
             if call in self.calls or not in_optimizer(sys._getframe()):
                 self.calls[call] += 1
 
@@ -139,7 +140,7 @@ class Recorder:
         low = running.state.dtype
         if low is None or len(set(running.castable)) < 2:
             return
-        dtype = next((dtype for dtype in (low, torch.float32) if _runs(running, dtype)), None)
+        dtype = next((dtype for dtype in (low, "float32") if _runs(running, getattr(torch, dtype))), None)
         if dtype is None or in_optimizer(sys._getframe()):
             return
         text = brief(error).removeprefix(f"{type(error).__name__}: ")
@@ -202,7 +203,8 @@ class Recorder:
         if state not in known.ran and not any(running.dtypes in dtypes for dtypes in known.ran.values()):
             before, dtypes = next((state, next(iter(dtypes))) for state, dtypes in known.ran.items())
             where = known.site.where("backward", name)
-            self.recomputed[Recompute(name, before, state, dtypes, running.dtypes, where)] += 1
+            first, again = (tuple(map(short, each)) for each in (dtypes, running.dtypes))
+            self.recomputed[Recompute(name, before, state, first, again, where)] += 1
 
     def _in_function(self, running: _Running) -> None:
         """An op in the backward of an autograd Function: whether autocast is as it was in its forward."""
@@ -259,7 +261,11 @@ def current_state(device: str) -> State:
 
 
 _dtype_of = attrgetter("dtype")
-_state = cache(State)  # made once, for it is a key of every op
+
+
+@cache
+def _state(device: str, dtype: torch.dtype | None, emulated: str) -> State:  # made once, for it is a key of every op
+    return State(device, None if dtype is None else short(dtype), emulated)
 
 
 @cache

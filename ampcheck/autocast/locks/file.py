@@ -12,6 +12,7 @@ from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import only_writer, write_atomically
 from ampcheck.core.json_files import from_plain, parse_json, untag_nonfinite
 from ampcheck.core.updating import note_written
+from ampcheck.records.policy import Locked
 
 SCHEMA = 1
 """Version of the JSON form. 1: the first."""
@@ -23,39 +24,6 @@ ANY_COMMAND = f"{BY_PYTEST}, or ampcheck policy lock TARGET"
 
 PATIENCE = 60.0
 """How many seconds a writer waits for another to finish."""
-
-CallSites = tuple[tuple[str, str], ...]
-"""Module path and `file:line` of each call with the same dtypes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LockedOp:
-    """One op of a model. rule: on the device. calls: `input -> passed on` dtypes to the call sites with these."""
-
-    rule: str
-    calls: Mapping[str, CallSites]
-
-    @property
-    def used(self) -> frozenset[tuple[str, str]]:
-        """The dtypes and the module of each call; lines, which move with every edit, are left out."""
-        return frozenset((dtypes, module) for dtypes, sites in self.calls.items() for module, _ in sites)
-
-
-@dataclass(frozen=True, slots=True)
-class Locked:
-    """What one model sends through autocast on one device in one dtype. torch, build: of the PyTorch that it ran."""
-
-    torch: str
-    build: str
-    ops: Mapping[str, LockedOp]
-
-    def to_json(self) -> dict[str, object]:
-        """As data for `json.dumps`, in a fixed order."""
-        ops = {
-            name: {"rule": op.rule, "calls": {key: sorted(map(list, at)) for key, at in sorted(op.calls.items())}}
-            for name, op in sorted(self.ops.items())
-        }
-        return {"torch": self.torch, "build": self.build, "ops": ops}
 
 
 Entries = Mapping[str, Locked]

@@ -14,30 +14,33 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.autocast.calls import CallRecorder, PolicyCalls, measure_calls
+from ampcheck.autocast.calls import CallRecorder, measure_calls
 from ampcheck.autocast.device import is_present
-from ampcheck.autocast.locks.checks import check_banned, check_gap, check_lock, check_unregistered, subject_of
-from ampcheck.autocast.locks.file import (
-    ANY_COMMAND,
-    BY_PYTEST,
-    NAME,
-    Entries,
-    Locked,
-    LockedOp,
-    LockFile,
-    update,
-)
-from ampcheck.autocast.policy import BANNED
+from ampcheck.autocast.drift import history, since
+from ampcheck.autocast.locks.file import ANY_COMMAND, BY_PYTEST, NAME, Entries, LockFile, update
 from ampcheck.autocast.probe import build
 from ampcheck.autocast.state import device_type
-from ampcheck.catalog.autocast import POLICY_DRIFT
+from ampcheck.checks import findings as findings_of
+from ampcheck.checks.policy import counted_modules
+from ampcheck.checks.policy.policy_drift import CHECK as POLICY_DRIFT
+from ampcheck.checks.policy.policy_gap import CHECK as POLICY_GAP
 from ampcheck.core.arguments import LOW, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table
 from ampcheck.core.subject import Subject, as_subject, is_architecture, load_subject, package_root
 from ampcheck.core.updating import is_updating
 from ampcheck.outcome.raising import verify
+from ampcheck.records.policy import (
+    LockComparison,
+    Locked,
+    LockedOp,
+    PolicyCalls,
+    PolicyGap,
+    is_custom,
+    release_of,
+)
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.source import users_frame
 
@@ -142,8 +145,57 @@ def compare_lock(
         kind, low = key.split("/")
         calls = measure_calls(target.subject, device=kind, dtype=low, release=release)
         measured.append(calls)
-        findings += check_lock(calls, entries[calls.key], to_locked(calls, target.file.parent), target.command)
+        findings += judge_lock(calls, entries[calls.key], to_locked(calls, target.file.parent), target.command)
     return _run(measured, findings)
+
+
+def judge_lock(calls: PolicyCalls, locked: Locked, now: Locked, command: str = ANY_COMMAND) -> list[Finding]:
+    """Compare calls with their lock. locked: its entry. now: the entry that the calls make. command: refreshes it."""
+    lock = LockComparison(calls, locked, now, command)
+    former = {op: rule for op in lock.changed if (rule := _former_rule(op, calls, locked)) is not None}
+    rules = {op: (rule, _cause_of_rule(op, calls, locked)) for op, rule in former.items()}
+    return findings_of(replace(lock, rules=rules), Limits())
+
+
+def _former_rule(op: str, calls: PolicyCalls, locked: Locked) -> str | None:
+    """The rule when the lock was made, where it differs from the present one; None where it is equal or unknown."""
+    former: str | None = None
+    if op in locked.ops:
+        former = locked.ops[op].rule
+    elif not is_custom(op):
+        try:
+            former = dict(history(op, calls.device, calls.dtype)).get(release_of(locked.torch))
+        except UsageError:
+            return None
+    return former if former != calls.policy.rule(op) else None
+
+
+def _cause_of_rule(op: str, calls: PolicyCalls, locked: Locked) -> str:
+    before, after = release_of(locked.torch), release_of(calls.torch)
+    if is_custom(op):
+        return "a custom op: what is registered for it has changed"
+    if before == after:
+        return f"the release is the same: the build is another (locked with {locked.build}), or a library replaces it"
+    try:
+        return since(op, calls.device, calls.policy.rule(op), calls.dtype)
+    except UsageError:
+        return f"between {before} and {after}, of which ampcheck carries no policies"
+
+
+def gap_table(gap: PolicyGap) -> Table:
+    """The ops of a model that autocast treats otherwise on the CPU than on a device."""
+    there = gap.device.device
+    columns = ("op", "on cpu", f"on {there}", "dtypes on cpu", f"dtypes on {there}", "modules")
+    title = f"Ops that autocast treats otherwise on cpu than on {there}"
+    rows = [_row(op, gap.cpu, gap.device) for op in gap.differing]
+    return Table(title, columns, rows, check=POLICY_GAP.slug, note=f"{gap.name}, PyTorch {gap.device.torch}.")
+
+
+def _row(op: str, cpu: PolicyCalls, device: PolicyCalls) -> Sequence[str]:
+    modules = sorted({call.module for call in (*cpu.calls, *device.calls) if call.op == op})
+    dtypes = [", ".join(sorted(calls.passed(op))) or "inside another op" for calls in (cpu, device)]
+    rules = [calls.policy.rule(op) or "left alone" for calls in (cpu, device)]
+    return (op, *rules, *dtypes, counted_modules(modules))
 
 
 @contextmanager
@@ -174,7 +226,7 @@ def locked_calls(entry: str, file: Path, *, device: str = "cpu") -> Iterator[Non
         entries = lock.entries(entry, file.name, BY_PYTEST)
         for calls in measured:
             if calls.key in entries:
-                findings += check_lock(calls, entries[calls.key], now[calls.key], BY_PYTEST)
+                findings += judge_lock(calls, entries[calls.key], now[calls.key], BY_PYTEST)
         if entries.keys() != now.keys():
             message = f"autocast must be used as locked, on {_keys(entries)}; it is used on {_keys(now)}"
             hint = f"where the change is meant, refresh the lock: {BY_PYTEST}"
@@ -209,8 +261,7 @@ def _require_complete(measured: Sequence[PolicyCalls]) -> None:
     keys_by_reason: dict[str, list[str]] = {}
     complete = []
     for calls in measured:
-        raised = calls.raised
-        if raised is not None and calls.policy.rule(raised.op) != BANNED:
+        if (raised := calls.raised) is not None and calls.ended_early:
             keys_by_reason.setdefault(f"it raised {raised.message} ({raised.where})", []).append(calls.key)
         elif not calls.ruled:
             keys_by_reason.setdefault("no op reaches autocast, there is nothing to lock", []).append(calls.key)
@@ -244,19 +295,19 @@ def _written(calls: PolicyCalls, file: Path) -> Finding:
     ops = len({call.op for call in calls.ruled})
     ended = f"; it ends where {calls.raised.op} is banned" if calls.raised else ""
     message = f"{ops} ops are locked in {file.name} as PyTorch {calls.torch} treats them{ended}"
-    return POLICY_DRIFT.passed(subject_of(calls), message, ops, observed=ops, limit=1)
+    return POLICY_DRIFT.passed(calls.name, message, ops, observed=ops, limit=1)
 
 
 def _run(measured: Sequence[PolicyCalls], lock_findings: Iterable[Finding]) -> Run:
     findings, tables = list(lock_findings), list[Table]()
     for calls in measured:
-        findings += [*check_banned(calls), *check_unregistered(calls)]
+        findings += findings_of(calls, Limits())
     on_cpu = {calls.dtype: calls for calls in measured if calls.device == "cpu"}
     for calls in measured:
         if calls.device != "cpu" and calls.dtype in on_cpu:
-            gap, table = check_gap(on_cpu[calls.dtype], calls)
-            findings += gap
-            tables += [table] if table.rows else []
+            gap = PolicyGap(on_cpu[calls.dtype], calls)
+            findings += findings_of(gap, Limits())
+            tables += [gap_table(gap)] if gap.differing else []
     seen = {
         "ops": sum(len({call.op for call in calls.calls}) for calls in measured),
         "calls": sum(call.count for calls in measured for call in calls.calls),

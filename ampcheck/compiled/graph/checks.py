@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.checks import findings
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.always.coverage import of_graphs
+from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
 from ampcheck.checks.compile import cache_artifacts, cudagraph, eager_fallback, graph_break, recompile
 from ampcheck.core.check import Check
 from ampcheck.core.limits import GraphLimits
-from ampcheck.core.run import Finding, Scalar, Table, Verdict, Where
+from ampcheck.core.run import Finding, Scalar, Table, Verdict
 from ampcheck.records.graphs import GraphStats, Recompile
 
 COMPILER_CHECKS = tuple(str(one.CHECK) for one in (graph_break, recompile, eager_fallback, cache_artifacts, cudagraph))
@@ -28,21 +28,8 @@ def check_graph(stats: GraphStats, limits: GraphLimits) -> list[Finding]:
     """Every verdict on a compiled run."""
     if stats.unsupported:
         return [COVERAGE.skip(stats.subject, f"graphs were not judged: {stats.unsupported}")]
-    judged = [*findings(stats, limits), *check_state(stats)]
+    judged = findings(stats, limits)
     return [*judged, *of_graphs(stats, any(f.verdict is Verdict.FAIL for f in judged))]
-
-
-def check_state(stats: GraphStats) -> list[Finding]:
-    """A compiled call leaves autocast as eager mode leaves it."""
-    if not stats.state_changes:
-        return []
-    changes = ", ".join(f"{name} {old} before and {new} after" for name, (old, new) in stats.state_changes.items())
-    message = f"a compiled call must leave autocast's state as the eager call does; {changes}"
-    message += f" under backend={stats.changed_by!r}" if stats.changed_by else ""
-    message += f"; it raises {stats.error.eager or stats.error.message}" if stats.error is not None else ""
-    hint = "enter autocast outside of the compiled function, where an exception closes it again"
-    where = stats.error.where if stats.error is not None else Where("compile")
-    return [AUTOCAST_STATE.fail(stats.subject, message, where=where, hint=hint)]
 
 
 def tables(stats: GraphStats) -> tuple[Table, ...]:

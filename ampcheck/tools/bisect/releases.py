@@ -12,13 +12,14 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 from packaging.version import Version as Number
 
-from ampcheck.autocast.policy import release_of, releases
+from ampcheck.autocast.policy import releases
 from ampcheck.autocast.views import NONE, diff_view, source_of
 from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Table, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.text import counted, listed
+from ampcheck.records.policy import release_of
 from ampcheck.speed.base.checkout import Checkout
 from ampcheck.tools.bisect.environments import Environments, published
 from ampcheck.tools.bisect.versions import Version, Versions

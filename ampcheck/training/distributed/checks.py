@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ampcheck.catalog.autocast import AUTOCAST_STATE
 from ampcheck.catalog.training import REDUCE_PRECISION, SCALER_PROTOCOL
+from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
 from ampcheck.core.check import Evidence
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from ampcheck.catalog.autocast import POLICY_BANNED
+from ampcheck.checks.policy.policy_banned import CHECK as POLICY_BANNED
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError

@@ -1,14 +1,10 @@
-"""What a guard recorded: frozen records that `check_guard` judges without running PyTorch."""
+"""How code used autocast, as a guard recorded it. Dtypes are by name, such as `float16`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
-from ampcheck.autocast.policy import Policy
-from ampcheck.autocast.state import short
 from ampcheck.core.run import Where
 
 
@@ -17,12 +13,12 @@ class State:
     """Autocast on one device; `dtype` is None where it is off. emulated: the device whose policy is emulated on it."""
 
     device: str
-    dtype: torch.dtype | None
+    dtype: str | None
     emulated: str = ""
 
     def __str__(self) -> str:
         device = f"{self.device} ({self.emulated} emulated)" if self.emulated else self.device
-        return f"{short(self.dtype)} on {device}" if self.dtype is not None else f"off on {device}"
+        return f"{self.dtype} on {device}" if self.dtype is not None else f"off on {device}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +26,12 @@ class Call:
     """An op that ran where autocast could not act, or not as it acts elsewhere.
 
     how: `bypass` (in-place or out=), `thread`, `function` (Python backward) or `mixed` (raised on mixed dtypes).
-    plain_op: the overload whose rule says what autocast would have done. policy: its key in `GuardStats.policies`.
-    state: the autocast state for which the rule is looked up. dtypes: of the tensors that autocast may cast.
-    dtype_argument: a dtype was passed to the op. now: the autocast state in which it ran. result: the dtype it wrote.
-    casts: the code around it casts to a dtype that it names. raised: PyTorch's message; `caught` when the block
-    continued. runs_in: for `mixed`, the dtype in which the same op runs when all inputs have it.
+    plain_op: the overload whose rule says what autocast would have done. policy: whose rule. state: the autocast state
+    for which the rule is looked up. dtypes: of the tensors that autocast may cast. dtype_argument: a dtype was passed
+    to the op. now: the autocast state in which it ran. result: the dtype it wrote. casts: the code around it casts to a
+    dtype that it names. raised: PyTorch's message; `caught` when the block continued. runs_in: for `mixed`, the dtype
+    in which the same op runs when all inputs have it. rule: of `plain_op`, empty where autocast leaves it alone.
+    expected: the dtype that autocast would have cast to, empty where it would have changed nothing.
     """
 
     how: str
@@ -42,15 +39,17 @@ class Call:
     plain_op: str
     policy: str
     state: State
-    dtypes: tuple[torch.dtype, ...]
+    dtypes: tuple[str, ...]
     dtype_argument: bool
     where: Where
     now: State | None = None
-    result: torch.dtype | None = None
+    result: str | None = None
     casts: bool = False
     raised: str = ""
     caught: bool = False
-    runs_in: torch.dtype | None = None
+    runs_in: str | None = None
+    rule: str = ""
+    expected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,8 @@ class StaleCast:
     """A cached cast used although its weight changed (at `changed_by`), or where autocast casts to `wanted`."""
 
     shape: tuple[int, ...]
-    cast: torch.dtype
-    wanted: torch.dtype | None
+    cast: str
+    wanted: str | None
     changed_by: str
     where: Where
 
@@ -85,7 +84,7 @@ class CutCast:
 
     weight: str
     shape: tuple[int, ...]
-    cast: torch.dtype
+    cast: str
     made_at: str
     where: Where
 
@@ -97,8 +96,8 @@ class Recompute:
     op: str
     forward: State
     backward: State
-    forward_dtypes: tuple[torch.dtype, ...]
-    backward_dtypes: tuple[torch.dtype, ...]
+    forward_dtypes: tuple[str, ...]
+    backward_dtypes: tuple[str, ...]
     where: Where
 
 
@@ -117,8 +116,8 @@ class GuardStats:
 
     settings: how many settings were compared; changed: those that differ, before and after. regions: how many
     outermost autocast regions were entered; idle: those of devices that this machine lacks, which do nothing, are not
-    among them. policies: the rules that `Call.policy` names. banned_on_cuda: calls under the CPU's autocast of ops that
-    CUDA's bans.
+    among them. recomputed: ops with a rule first. banned: the ops that autocast refuses with the message of `raised`,
+    and the policies that ban them. banned_on_cuda: calls under the CPU's autocast of ops that CUDA's bans.
     """
 
     subject: str
@@ -133,6 +132,6 @@ class GuardStats:
     stale: Mapping[StaleCast, int] = field(default_factory=dict)
     cut: Mapping[CutCast, int] = field(default_factory=dict)
     recomputed: Mapping[Recompute, int] = field(default_factory=dict)
-    policies: Mapping[str, Policy] = field(default_factory=dict)
+    banned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     banned_on_cuda: tuple[Where, ...] = ()
     raised: Raised | None = None
