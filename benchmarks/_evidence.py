@@ -15,7 +15,7 @@ from typing import Any
 from ampcheck.core.environment import environment
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Scalar
-from ampcheck.speed.stats import differences
+from ampcheck.records.speed import differences
 
 Row = dict[str, Any]
 """What was found of one `name` in one `size`, with the `options` and the `fingerprint` of the measurement."""

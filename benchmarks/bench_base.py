@@ -28,11 +28,11 @@ from typing import Any
 from _evidence import markdown_table, write_evidence
 
 from ampcheck.core.run import Verdict
+from ampcheck.records.speed import Rule
 from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.verdict import Rule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "speed"))
 from repositories import MODEL, commit, git, repository

@@ -24,15 +24,16 @@ from speed_subjects import sized
 from ampcheck.compiled.graph.judge import measure_graph
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Table
+from ampcheck.records.speed import EFFECT, SpeedStats
+from ampcheck.records.startup import COLD, REGIONAL
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
-from ampcheck.speed.startup.stats import COLD, REGIONAL
-from ampcheck.speed.stats import SpeedStats, fingerprint
+from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import StepConfig, step_of
-from ampcheck.speed.verdict import EFFECT, paired_ratio
+from ampcheck.speed.verdict import paired_ratio
 
 STARTS = ("deep", "deep_training")
 SHAPES = ("fixed", "varying")

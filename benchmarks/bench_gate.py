@@ -22,9 +22,9 @@ import torch
 from _evidence import write_evidence
 
 from ampcheck import Verdict
+from ampcheck.records.speed import LOOKS, Rule, SpeedStats
 from ampcheck.speed.paired import measure_speed
-from ampcheck.speed.stats import LOOKS, SpeedStats
-from ampcheck.speed.verdict import Logs, Rule, decide, is_decided, log_ratios, median_bounds
+from ampcheck.speed.verdict import Logs, decide, is_decided, log_ratios, median_bounds
 
 SUITE = 20
 UNITS = 20

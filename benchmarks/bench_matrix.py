@@ -24,11 +24,12 @@ from matrix_workloads import SIZES, WORKLOADS
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.run import Scalar, Table
+from ampcheck.records.matrix import Cell, MatrixStats
+from ampcheck.records.speed import Ratio, differences
+from ampcheck.records.startup import BreakEven
 from ampcheck.speed.matrix.judge import matrix_table
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
-from ampcheck.speed.matrix.stats import Cell, MatrixStats
-from ampcheck.speed.startup.stats import BreakEven
-from ampcheck.speed.stats import Ratio, differences, fingerprint
+from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import PRECISIONS
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence"

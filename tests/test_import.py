@@ -31,7 +31,7 @@ LIGHT = (
 FILES = [
     *(path.relative_to(PACKAGE) for folder in ("core", "plugin") for path in (PACKAGE / folder).glob("*.py")),
     *map(Path, ("__init__.py", "autocast/__init__.py", "autocast/policy.py")),
-    *map(Path, ("autocast/locks/__init__.py", "autocast/locks/file.py")),
+    *map(Path, ("autocast/locks/__init__.py", "autocast/locks/file.py", "records/__init__.py", "records/policy.py")),
 ]
 
 

@@ -86,9 +86,9 @@ def _own() -> tuple[Registered, ...]:
 
 def _without_files() -> Iterator[Registered]:
     """The checks that are declared in `ampcheck.catalog`."""
-    from ampcheck.catalog import speed, training
+    from ampcheck.catalog import training
 
-    modules = {training: 600, speed: 800}
+    modules = {training: 600}
     for module, order in modules.items():
         declared = [check for check in vars(module).values() if isinstance(check, Check)]
         for number, check in enumerate(declared):

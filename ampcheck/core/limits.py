@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ampcheck.core.arguments import parse_flag, parse_integer, show
+from ampcheck.core.arguments import parse_flag, parse_integer, parse_number, show
 from ampcheck.core.errors import UsageError
 
 
@@ -63,3 +63,25 @@ class GraphLimits:
         parse_integer(self.max_recompiles, "max_recompiles", 0)
         parse_integer(self.warmup, "warmup")
         parse_flag(self.modes, "modes")
+
+
+@dataclass(frozen=True, slots=True)
+class StartupLimits:
+    """Requirements of a start; None requires nothing.
+
+    compile: seconds that compilation with empty caches may cost. calls: after how many it has paid at the latest.
+    memory: a compiled step's peak at most so many times the eager one's, with 1 MiB of slack; bytes: at most so many.
+    breaks, recompiles: as of `GraphLimits`.
+    """
+
+    compile: float | None = None
+    calls: float | None = None
+    memory: float | None = 1.1
+    bytes: float | None = None
+    breaks: int = 0
+    recompiles: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("compile", "calls", "memory", "bytes"):
+            if (limit := getattr(self, name)) is not None:
+                parse_number(limit, f"{name} of StartupLimits")

@@ -23,10 +23,10 @@ from ampcheck.plugin.selection import is_speed_test, should_have_run, why_disabl
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Finding, Run
-    from ampcheck.speed.baseline import Baseline, EarlierHistory
+    from ampcheck.records.speed import Baseline, SpeedRecord, SpeedStats
+    from ampcheck.speed.baseline import EarlierHistory
     from ampcheck.speed.benchmark import Benchmark, SpeedTestOptions
     from ampcheck.speed.paired import Step
-    from ampcheck.speed.stats import SpeedRecord, SpeedStats
 
 
 class RecordedTimer:
@@ -310,9 +310,9 @@ class SpeedSession:
     def _compared_with(self) -> Baseline | None:
         """The baseline of --benchmark-compare, which may be empty; None without the option."""
         if self._baseline is None and self.config.getoption("benchmark_compare", None):
-            from ampcheck.speed.baseline import Baseline
+            from ampcheck.speed.baseline import baseline_of
 
-            self._baseline = Baseline.of_benchmarks(self._saved)
+            self._baseline = baseline_of(self._saved)
         return self._baseline
 
     def _missing(self) -> list[Finding]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import StartupLimits
 from ampcheck.core.run import Run
 from ampcheck.outcome.raising import verify
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import Step
-from ampcheck.speed.startup.judge import StartupLimits
 from ampcheck.speed.verdict import check_speed, limits_of
 from ampcheck.torchtools.restore import restoring
 

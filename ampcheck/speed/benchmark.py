@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ampcheck.catalog.speed import SPEEDUP
+from ampcheck.checks.speed import WHERE, requirement
+from ampcheck.checks.speed.speedup import CHECK as SPEEDUP
 from ampcheck.core.arguments import parse_choice, parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run
+from ampcheck.records.speed import SpeedRecord, SpeedStats
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import USED_BY, SpeedOptions
 from ampcheck.speed.paired import BUDGET, PairedMeasurement, Step, measure_speed
-from ampcheck.speed.stats import SpeedRecord, SpeedStats
-from ampcheck.speed.verdict import WHERE, check_speed, limits_of, record_of, requirement
+from ampcheck.speed.verdict import check_speed, limits_of, record_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ampcheck.catalog.speed import SPEEDUP
+from ampcheck.checks.speed.speedup import CHECK as SPEEDUP
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
+from ampcheck.records.speed import ArmTimes, Rule, SpeedStats, Threads
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
-from ampcheck.speed.stats import ArmTimes, SpeedStats
-from ampcheck.speed.threads import Threads, meanwhile
-from ampcheck.speed.verdict import Rule, aa_noise, is_decided, log_ratios, paired_ratio
+from ampcheck.speed.threads import meanwhile
+from ampcheck.speed.verdict import aa_noise, is_decided, log_ratios, paired_ratio
 
 
 def measure_until_decided(

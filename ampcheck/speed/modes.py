@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
+from ampcheck.checks.speed import WHERE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import compilations
+from ampcheck.records.speed import Threads
 from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import measure_until_decided, speed_run
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, naming
 from ampcheck.speed.steps import EAGER, StepConfig, require_configurable, step_of
-from ampcheck.speed.threads import Threads, fit_threads
-from ampcheck.speed.verdict import WHERE, check_speed
+from ampcheck.speed.threads import fit_threads
+from ampcheck.speed.verdict import check_speed
 from ampcheck.torchtools.restore import restoring
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.worker import PATIENCE
-from ampcheck.speed.verdict import EFFECT, FALSE_ALARMS, Rule
+from ampcheck.records.speed import EFFECT, FALSE_ALARMS, Rule
 
 if TYPE_CHECKING:
     from ampcheck.speed.clock import Clock

@@ -23,9 +23,10 @@ from statistics import median
 
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
+from ampcheck.records.speed import LOOKS, TWIN, ArmTimes, SpeedStats, Threads
 from ampcheck.speed.clock import Clock, clock_of, summarised
-from ampcheck.speed.stats import LOOKS, TWIN, ArmTimes, SpeedStats, fingerprint
-from ampcheck.speed.threads import Account, Threads, fit_threads
+from ampcheck.speed.stats import fingerprint
+from ampcheck.speed.threads import Account, fit_threads
 from ampcheck.speed.verdict import paired_ratio
 from ampcheck.torchtools.restore import restoring
 

@@ -19,20 +19,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcheck.catalog.speed import SPEEDUP
-from ampcheck.core.arguments import parse_integer, parse_number
-from ampcheck.core.check import Evidence
+from ampcheck.checks import findings
+from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import counted
-from ampcheck.speed.stats import LOOKS, ArmTimes, Ratio, SpeedRecord, SpeedStats
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict
+from ampcheck.records.speed import (
+    NOISE,
+    STRADDLES,
+    ArmComparison,
+    ArmTimes,
+    Decision,
+    Ratio,
+    Rule,
+    SpeedRecord,
+    SpeedStats,
+)
 
 Logs: TypeAlias = NDArray[np.float64]
 
@@ -94,60 +103,6 @@ def bootstrapped(
     return float(low), float(high)
 
 
-WHERE = Where(phase="speed")
-
-_LONGEST = 3600
-"""Seconds of a budget that a hint may advise."""
-
-EFFECT = 0.03
-"""The smallest change that fails, as a share: above what the layout of memory alone does to a time."""
-
-NOISE, STRADDLES = "noise", "straddles"
-
-FALSE_ALARMS = 0.01
-"""How often a suite without any change may fail, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The requirement on a ratio.
-
-    limit: the least ratio. effect: the smallest shortfall that counts. comparisons: of the whole suite.
-    """
-
-    limit: float = 1.0
-    effect: float = EFFECT
-    comparisons: int = 1
-    false_alarms: float = FALSE_ALARMS
-
-    def __post_init__(self) -> None:
-        parse_number(self.limit, "at_least")
-        parse_number(self.effect, "effect", below=1)
-        parse_integer(self.comparisons, "comparisons")
-        parse_number(self.false_alarms, "false_alarms", below=1)
-
-    @property
-    def confidence(self) -> float:
-        """The confidence of each comparison's interval at which the suite's false alarms stay below `false_alarms`."""
-        return 1 - 2 * self.false_alarms / (self.comparisons * len(LOOKS))
-
-    @property
-    def floor(self) -> float:
-        """The ratio below which a shortfall matters."""
-        return self.limit / (1 + self.effect)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A verdict on one arm, its exact interval, and the reason where it is undecided (`NOISE` or `STRADDLES`)."""
-
-    verdict: Verdict
-    ratio: float
-    low: float
-    high: float
-    reason: str = ""
-
-
 def decide(logs: Logs, twin: Logs, rule: Rule) -> Decision:
     """Judge the log-ratios of one arm, given those of the reference's twin, float64 [cycles] each."""
     low, high = (math.exp(bound) for bound in median_bounds(logs, rule.confidence))
@@ -180,7 +135,12 @@ def check_speed(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = Non
 
     rules: the requirement on each arm; one `Rule` for all; by default no arm may be slower than the reference.
     """
-    return [_judged(stats, arm, rule) for arm, rule in _rules(stats, rules)]
+    noise = aa_noise(log_ratios(stats.reference, stats.twin))
+    compared = [
+        ArmComparison(stats, arm, rule, _decided(stats, arm, rule), noise, cycles_needed(rule.confidence))
+        for arm, rule in _rules(stats, rules)
+    ]
+    return [finding for comparison in compared for finding in findings(comparison, Limits())]
 
 
 def is_decided(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = None) -> bool:
@@ -220,70 +180,6 @@ def _decided(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Decision:
     return decide(log_ratios(stats.reference, arm), log_ratios(stats.reference, stats.twin), rule)
 
 
-def _judged(stats: SpeedStats, arm: ArmTimes, rule: Rule) -> Finding:
-    decision, needed, reference = _decided(stats, arm, rule), cycles_needed(rule.confidence), stats.reference.name
-    required = requirement(arm.name, rule.limit, reference)
-    observed = f"it is {show_ratio(decision, rule)}, in {stats.cycles:,} paired cycles"
-    observed += f"; its first call took {arm.first:.0f} s" if arm.first >= 1 else ""
-    if stats.threads is not None and stats.threads.fewer:
-        observed += f"; it {stats.threads.fewer}"
-    message = explain(decision, rule, required, observed, reference, aa_noise(log_ratios(stats.reference, stats.twin)))
-    budget = _budget(stats, decision, rule)
-    hint = {
-        NOISE: f"{budget}, leave other work off this machine, or use a larger minimum effect",
-        STRADDLES: f"{budget}, or leave other work off this machine",
-        "": "torch.profiler shows where the time goes; of compiled code look at graph breaks and recompilations "
-        "first (ampcheck.assert_compiled)",
-    }[decision.reason]
-    if stats.cycles < needed:
-        few = f"{counted(stats.cycles, 'cycles')} {'is' if stats.cycles == 1 else 'are'} too few"
-        message = f"{required}; {few}, {needed} are needed"
-        hint = f"{budget}, or let one step do less work"
-    if decision.verdict is Verdict.UNDECIDED and stats.threads is not None and stats.threads.crowded:
-        message += f"; {stats.threads.crowded}"
-        hint += "; OMP_NUM_THREADS=1 leaves a core to the other processes" if stats.threads.used > 1 else ""
-    evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
-    return SPEEDUP.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
-
-
-def _budget(stats: SpeedStats, decision: Decision, rule: Rule) -> str:
-    """The advice on the budget: with which the arm would be decided, the noise and the ratio staying as they are."""
-    cycles = cycles_needed(rule.confidence)
-    if decision.verdict is not Verdict.UNDECIDED or not stats.spent:
-        return "raise the budget"
-    if stats.cycles >= cycles:
-        # The interval shrinks with the root of the cycles, and has to leave out the floor, or the limit. A ratio that
-        # may be the limit is taken for it; twice as many cycles leave room for chance.
-        ratio, low, high = (math.log(value) for value in (decision.ratio, decision.low, decision.high))
-        limit, floor = math.log(rule.limit), math.log(rule.floor)
-        ratio = limit if low <= limit <= high else ratio
-        share = (high - low) / 2 / (ratio - floor if ratio > floor else limit - ratio)
-        cycles = round(min(2 * stats.cycles * max(share, 1.0) ** 2, 1e12))
-    seconds = math.ceil(1.2 * cycles * stats.spent / stats.cycles)
-    if seconds > _LONGEST:
-        return "raise the budget: the ratio is so near the limit that it would take more than an hour"
-    return f"raise the budget (--budget {seconds}: about as many seconds are needed, and {stats.spent:.2g} were spent)"
-
-
-def show_ratio(decision: Decision, rule: Rule) -> str:
-    """A ratio with its interval."""
-    interval = f"{decision.low:.4g} to {decision.high:.4g} at {percent(rule.confidence)} confidence"
-    return f"{decision.ratio:.4g} times as fast, {interval}"
-
-
-def explain(decision: Decision, rule: Rule, required: str, observed: str, reference: str, noise: float) -> str:
-    """The message of a decision. noise: by what share the reference and its own twin differ."""
-    if decision.reason == NOISE:
-        twins = f"{reference} and its own twin differ by up to {100 * noise:.2g} %"
-        return f"not comparable: {twins}, more than the minimum effect of {percent(rule.effect)}; {observed}"
-    if decision.reason == STRADDLES:
-        return f"{required}; {observed}: too wide to decide, or between {rule.floor:.4g} and {rule.limit:.4g}"
-    message = f"{required}, shortfalls below {percent(rule.effect)} not counted; {observed}"
-    if decision.verdict is Verdict.PASS and noise > rule.effect:
-        message += f", which is clear of the noise of {100 * noise:.2g} % between {reference} and its twin"
-    return message
-
-
 def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float32", verdict: str = "") -> SpeedRecord:
     """The record of one arm."""
     times = stats.arm(arm)
@@ -301,45 +197,3 @@ def record_of(stats: SpeedStats, arm: str, *, name: str, precision: str = "float
         verdict=verdict,
         fingerprint=stats.fingerprint,
     )
-
-
-def whose_fault(
-    reference: Decision, arm: Decision, rule: Rule, *, names: tuple[str, str] = ("eager", "compiled")
-) -> str:
-    """Why the ratio of two arms changed between base and head, as `compiled is 8 % slower, eager unchanged`.
-
-    reference, arm: head against base of each, above 1 where head is faster. An arm changed where it differs by more
-    than the rule's effect and its interval leaves out 1; it is unchanged where it cannot differ by more, and else
-    undecided. "" where neither changed.
-    """
-    changes = dict(zip(names, (_change(reference, rule), _change(arm, rule)), strict=True))
-    changed = [f"{name} is {changes[name]}" for name in names[::-1] if changes[name] not in _NO_CHANGE]
-    rest = [f"{name} {changes[name]}" for name in names if changes[name] in _NO_CHANGE]
-    return ", ".join((" and ".join(changed), *rest)) if changed else ""
-
-
-_NO_CHANGE = ("unchanged", "undecided")
-
-
-def _change(decision: Decision, rule: Rule) -> str:
-    """`8 % slower`, `unchanged` or `undecided`. Slower by 8 % takes 8 % longer."""
-    effect = math.log1p(rule.effect)
-    if decision.reason == NOISE:
-        return "undecided"
-    if (decision.high < 1 or decision.low > 1) and abs(math.log(decision.ratio)) > effect:
-        share = math.exp(abs(math.log(decision.ratio))) - 1
-        return f"{100 * share:.2g} % {'faster' if decision.ratio > 1 else 'slower'}"
-    within = decision.low > 0 and math.log(decision.low) > -effect and math.log(decision.high) < effect
-    return "unchanged" if within else "undecided"
-
-
-def requirement(arm: str, limit: float, reference: str) -> str:
-    """The requirement, as the beginning of a sentence."""
-    if limit == 1:
-        return f"{arm} must be no slower than {reference}"
-    return f"{arm} must be at least {limit:.4g} times as fast as {reference}"
-
-
-def percent(share: float) -> str:
-    """A share, in four digits."""
-    return f"{100 * share:.4g} %"

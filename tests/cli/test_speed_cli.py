@@ -15,10 +15,10 @@ from ampcheck.cli.main import main
 from ampcheck.cli.output import USAGE
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict
 from ampcheck.numerics.compiled import Graphs
+from ampcheck.records.speed import TWIN, ArmTimes, SpeedStats
 from ampcheck.speed import modes
 from ampcheck.speed.base import judge as base_judge
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 
 TARGETS = """
 import torch

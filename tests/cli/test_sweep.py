@@ -18,8 +18,8 @@ from ampcheck.cli.main import main
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.settings import Target
+from ampcheck.records.matrix import Cell, MatrixStats
 from ampcheck.speed.gains import measure as compilation
-from ampcheck.speed.matrix.stats import Cell, MatrixStats
 from ampcheck.tools.sweep import child_process
 from ampcheck.tools.sweep.listing import Entry, read_list
 from ampcheck.tools.sweep.results import Allowance, ResultFolder, Task

@@ -31,12 +31,12 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Band, Chart, Coverage, Finding, Marker, Run, Series, Table, Verdict, Where
 from ampcheck.core.settings import load_settings
 from ampcheck.records.policy import Locked, LockedOp, OpPolicy, Policy
+from ampcheck.records.speed import SpeedRecord
 from ampcheck.report import print_run, print_tables, render_html, summary_lines
 from ampcheck.report.github import workflow_commands
 from ampcheck.report.markdown import comment_of
 from ampcheck.report.sarif import sarif_of
 from ampcheck.speed.history.storage import append, import_benchmarks, load
-from ampcheck.speed.stats import SpeedRecord
 from ampcheck.speed.trend.checks import trend_run
 
 INF = math.inf

@@ -8,7 +8,7 @@ import pytest
 
 from ampcheck import UsageError
 from ampcheck.plugin.speed_fixture import OF_MEASURING, RecordedTimer, Speed
-from ampcheck.speed.stats import SpeedRecord
+from ampcheck.records.speed import SpeedRecord
 from plugin.conftest import Section, lines_of_source
 from plugin.speed_suite import Suite, benchmarks, findings
 from plugin.speed_suite import speedy as speedy

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.speed.baseline import Baseline
+from ampcheck.records.speed import Baseline, SpeedRecord
 from ampcheck.speed.baseline import EarlierHistory as Before
 from ampcheck.speed.history.storage import import_benchmarks, load
-from ampcheck.speed.stats import SpeedRecord
 from plugin.conftest import Section
 from plugin.speed_suite import PAYS, Suite, findings
 from plugin.speed_suite import speedy as speedy

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ampcheck.core.run import Scalar
-from ampcheck.speed.history.records import History, Point
-from ampcheck.speed.stats import SpeedRecord
+from ampcheck.records.history import History, Point
+from ampcheck.records.speed import SpeedRecord
 
 START = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 MACHINE: dict[str, Scalar] = {

@@ -10,8 +10,9 @@ import torch
 from simulated import SimulatedClock, taking
 
 from ampcheck.core.subject import Subject
+from ampcheck.records.matrix import MatrixStats
 from ampcheck.speed.matrix.measure import measure_matrix
-from ampcheck.speed.matrix.stats import MatrixStats, Workload
+from ampcheck.speed.matrix.stats import Workload
 from ampcheck.speed.steps import StepConfig
 
 SECONDS = {

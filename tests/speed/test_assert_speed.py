@@ -9,11 +9,11 @@ from simulated import SimulatedClock, taking
 
 import ampcheck
 from ampcheck import Finding, Run, Verdict, assert_speed
+from ampcheck.core.limits import StartupLimits
 from ampcheck.core.run import collect
 from ampcheck.speed.base import judge as base_judge
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup import judge as startup_judge
-from ampcheck.speed.startup.judge import StartupLimits
 
 SIMULATED = SpeedOptions(clock=SimulatedClock())
 

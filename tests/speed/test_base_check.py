@@ -6,20 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from ampcheck.checks.speed import whose_fault
 from ampcheck.core.git import Side
 from ampcheck.core.run import Verdict
+from ampcheck.records.speed import BUDGET_SPENT, COMPILED, EAGER, NOISE, STRADDLES, TARGET, UNCHANGED, Decision, Rule
 from ampcheck.speed.base.judge import base_run, check_base
-from ampcheck.speed.base.stats import (
-    BUDGET_SPENT,
-    COMPILED,
-    EAGER,
-    TARGET,
-    UNCHANGED,
-    BaseStats,
-    Signals,
-    Turns,
-)
-from ampcheck.speed.verdict import NOISE, STRADDLES, Decision, Rule, whose_fault
+from ampcheck.speed.base.stats import BaseStats, Signals, Turns
 
 LUCK = (0.001, -0.002, 0.001)
 

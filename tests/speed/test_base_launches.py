@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ampcheck.core.run import Verdict
+from ampcheck.records.speed import LOOKS, NOISE, STRADDLES, Rule
 from ampcheck.speed.base.stats import (
     Rounds,
     Turns,
@@ -19,8 +20,6 @@ from ampcheck.speed.base.stats import (
     rounds_of,
     twin_noise,
 )
-from ampcheck.speed.stats import LOOKS
-from ampcheck.speed.verdict import NOISE, STRADDLES, Rule
 
 RULE = Rule()
 SHOTS = 400

@@ -12,13 +12,12 @@ from repositories import commit, git, repository
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
+from ampcheck.records.speed import Occupancy, Rule, Threads
 from ampcheck.speed.base import checkout, measure
 from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.threads import Occupancy, Threads
-from ampcheck.speed.verdict import Rule
 
 
 class Simulated:

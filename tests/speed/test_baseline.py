@@ -11,9 +11,9 @@ import pytest
 
 from ampcheck import UsageError, Verdict
 from ampcheck.core.run import Finding
-from ampcheck.speed.baseline import Baseline, EarlierHistory, check_baseline, check_missing, check_names
+from ampcheck.records.speed import Baseline, SpeedRecord
+from ampcheck.speed.baseline import EarlierHistory, baseline_of, check_baseline, check_missing, check_names
 from ampcheck.speed.history.storage import append
-from ampcheck.speed.stats import SpeedRecord
 
 HERE = {"device": "cpu (a)", "platform": "Linux-6", "threads": 2, "torch": "2.13.0", "python": "3.11.9"}
 
@@ -27,7 +27,7 @@ def record(ratio: float = 1.5, half: float = 0.01, **given: Any) -> SpeedRecord:
 
 
 def baseline(*records: SpeedRecord) -> Baseline:
-    return Baseline.of_benchmarks({"fullname": one.name, "extra_info": {"ampcheck": one.to_dict()}} for one in records)
+    return baseline_of({"fullname": one.name, "extra_info": {"ampcheck": one.to_dict()}} for one in records)
 
 
 def compared(new: SpeedRecord, *old: SpeedRecord, **given: Any) -> Finding:
@@ -131,7 +131,7 @@ def test_what_was_measured_otherwise_is_not_comparable(changed: dict[str, Any], 
     ],
 )
 def test_a_benchmark_whose_record_cannot_be_read_is_not_comparable(extra: dict[str, Any], told: str) -> None:
-    kept = Baseline.of_benchmarks([{"fullname": record().name, "extra_info": extra}])
+    kept = baseline_of([{"fullname": record().name, "extra_info": extra}])
     (finding,) = check_baseline([record()], kept)
     assert finding.verdict is Verdict.UNDECIDED
     assert finding.message.startswith("not comparable: ")

@@ -9,9 +9,9 @@ import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
+from ampcheck.records.speed import Rule
 from ampcheck.report.charts import draw_chart
 from ampcheck.speed.benchmark import SpeedTestOptions, judge_benchmark, measure_benchmark, skip_benchmark
-from ampcheck.speed.verdict import Rule
 
 ARMS = {"eager": taking(0.02), "compiled": taking(0.01), "autotuned": taking(0.008)}
 

@@ -13,12 +13,13 @@ import torch
 from simulated import SimulatedClock, taking
 
 from ampcheck.core.run import Verdict
+from ampcheck.records.speed import Occupancy, Rule, Threads
 from ampcheck.speed.benchmark import SpeedTestOptions, judge_benchmark
 from ampcheck.speed.clock import Effort, WallClock
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.paired import measure_speed
-from ampcheck.speed.threads import Occupancy, Threads, choose, fit_threads
-from ampcheck.speed.verdict import Rule, check_speed
+from ampcheck.speed.threads import choose, fit_threads
+from ampcheck.speed.verdict import check_speed
 
 
 @pytest.fixture

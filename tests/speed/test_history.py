@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.history.records import History, Point
+from ampcheck.records.history import History, Point
+from ampcheck.records.speed import SpeedRecord
 from ampcheck.speed.history.storage import append, commit_of, load
-from ampcheck.speed.stats import SpeedRecord
 
 names = st.text(min_size=1, max_size=20)
 numbers = st.floats(min_value=1e-6, max_value=1e6)

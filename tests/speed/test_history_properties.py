@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.history.records import History, Point
+from ampcheck.records.history import History, Point
+from ampcheck.records.speed import SpeedRecord
 from ampcheck.speed.history.storage import append, load
-from ampcheck.speed.stats import SpeedRecord
 from ampcheck.strategies import values
 
 HOSTILE = [

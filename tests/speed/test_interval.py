@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.speed.stats import ArmTimes, Ratio
+from ampcheck.records.speed import ArmTimes, Ratio
 from ampcheck.speed.verdict import cycles_needed, median_bounds, paired_ratio
 
 floats = st.floats(-1, 1, allow_nan=False)

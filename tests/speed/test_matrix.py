@@ -13,17 +13,20 @@ import torch
 from matrix_plants import Planted, measured
 from simulated import SimulatedClock, taking
 
+from ampcheck.checks.speed.speedup import check
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Run, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.records.matrix import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, MatrixStats
+from ampcheck.records.speed import ArmTimes, Ratio
 from ampcheck.speed import compiling
 from ampcheck.speed.matrix import measure
 from ampcheck.speed.matrix.accuracy import Judged
-from ampcheck.speed.matrix.judge import check_matrix, matrix_run
+from ampcheck.speed.matrix.judge import matrix_run
 from ampcheck.speed.matrix.measure import measure_matrix, verdict_of
-from ampcheck.speed.matrix.stats import DOES_NOT, PAYS, UNDECIDED, WRONG, Cell, MatrixStats, workload_of
+from ampcheck.speed.matrix.stats import workload_of
 from ampcheck.speed.startup.stats import break_even
-from ampcheck.speed.stats import ArmTimes, Ratio
 from ampcheck.speed.steps import StepConfig
 
 
@@ -99,7 +102,7 @@ def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> Non
     assert "no such kernel" in broken.reason
     assert broken.failed
     assert stats.cell("default", "bfloat16").ratio is not None
-    warned = [finding for finding in check_matrix(stats) if finding.verdict is Verdict.WARN]
+    warned = [finding for finding in check(stats, Limits()) if finding.verdict is Verdict.WARN]
     assert ["no such kernel" in finding.message for finding in warned] == [True]
 
 
@@ -108,7 +111,7 @@ def test_without_eager_float32_nothing_is_compared_and_each_cell_says_why() -> N
     stats = measured(Planted(raising=("eager, float32",)), precisions=("float32", "bfloat16"))
 
     assert all("no such kernel" in cell.reason and cell.ratio is None for cell in stats.cells)
-    assert check_matrix(stats)[0].verdict is Verdict.SKIP
+    assert check(stats, Limits())[0].verdict is Verdict.SKIP
 
 
 @pytest.mark.slow
@@ -154,7 +157,7 @@ def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatc
     cell = stats.cell("default", "float32")
     assert (cell.verdict, cell.accuracy, cell.error) == (WRONG, "fail", 3.0)
     assert stats.best is None
-    assert any("no win" in finding.message for finding in check_matrix(stats))
+    assert any("no win" in finding.message for finding in check(stats, Limits()))
     assert WRONG in matrix_run(stats).tables[0].rows[1]
 
 
@@ -177,14 +180,14 @@ def cell(mode: str, verdict: str, ratio: float, accuracy: str = "pass") -> Cell:
 def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str) -> None:
     unjudged = cell("max-autotune", PAYS, 1.7, accuracy)
     stats = MatrixStats("w", (cell("eager", "", 1.0), unjudged))
-    (found,) = check_matrix(stats)
+    (found,) = check(stats, Limits())
     assert found.verdict is Verdict.UNDECIDED
     assert "not judged" in found.message
     assert "max-autotune, float32: 1.7 times" in found.message
     assert stats.best is None
 
     judged = cell("default", PAYS, 1.5)
-    (found,) = check_matrix(MatrixStats("w", (cell("eager", "", 1.0), unjudged, judged)))
+    (found,) = check(MatrixStats("w", (cell("eager", "", 1.0), unjudged, judged)), Limits())
     assert found.verdict is Verdict.PASS
     assert "fastest such is default, float32: 1.5" in found.message
     assert "not judged is max-autotune, float32: 1.7" in found.message
@@ -192,7 +195,7 @@ def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str
 
 @pytest.mark.slow
 def test_a_matrix_without_accuracy_calls_nothing_right() -> None:
-    found = check_matrix(measured(Planted()))
+    found = check(measured(Planted()), Limits())
 
     assert [one.verdict for one in found] == [Verdict.UNDECIDED]
     assert "not judged" in found[0].message
@@ -212,14 +215,14 @@ def test_each_workload_has_a_verdict_and_none_is_a_failure() -> None:
         Verdict.SKIP: (Cell("default", "float32", reason="no compiler"),),
     }
     for verdict, given in cells.items():
-        found = check_matrix(MatrixStats("w", (cell("eager", "", 1.0), *given)))
+        found = check(MatrixStats("w", (cell("eager", "", 1.0), *given)), Limits())
         assert [finding.verdict for finding in found] == [verdict]
-    message = check_matrix(MatrixStats("w", cells[Verdict.PASS]))[0].message
+    message = check(MatrixStats("w", cells[Verdict.PASS]), Limits())[0].message
     assert "max-autotune, float32: 1.7" in message
     none = MatrixStats("w", (cell("default", DOES_NOT, 0.7),))
-    assert check_matrix(none)[0].message.startswith("none of 1 cells")
+    assert check(none, Limits())[0].message.startswith("none of 1 cells")
     spoilt = replace(MatrixStats("w", cells[Verdict.PASS]), recompiled=2)
-    assert any("2 graphs" in finding.message for finding in check_matrix(spoilt))
+    assert any("2 graphs" in finding.message for finding in check(spoilt, Limits()))
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from ampcheck.core.errors import UsageError
-from ampcheck.speed.matrix.stats import PAYS, Cell, MatrixStats, Workload
+from ampcheck.records.matrix import PAYS, Cell, MatrixStats
+from ampcheck.records.speed import TWIN, ArmTimes, Ratio, SpeedStats
+from ampcheck.records.startup import BreakEven
+from ampcheck.speed.matrix.stats import Workload
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.startup.stats import BreakEven
-from ampcheck.speed.stats import TWIN, ArmTimes, Ratio, SpeedStats, fingerprint
+from ampcheck.speed.stats import fingerprint
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ELSEWHERE = {"device": "cpu (another)", "threads": 64, "torch": "2.9"}

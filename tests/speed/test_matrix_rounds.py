@@ -10,11 +10,11 @@ from matrix_plants import Planted, measured
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
+from ampcheck.records.matrix import DOES_NOT, PAYS
 from ampcheck.speed import compiling
 from ampcheck.speed.matrix import measure
 from ampcheck.speed.matrix.judge import matrix_run
 from ampcheck.speed.matrix.measure import copy_bytes
-from ampcheck.speed.matrix.stats import DOES_NOT, PAYS
 from ampcheck.speed.memory import Peak
 from ampcheck.speed.steps import StepConfig
 

@@ -10,8 +10,8 @@ import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError
+from ampcheck.records.speed import TWIN
 from ampcheck.speed.paired import PairedMeasurement, measure_speed
-from ampcheck.speed.stats import TWIN
 from ampcheck.speed.verdict import log_ratios
 
 

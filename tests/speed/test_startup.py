@@ -12,12 +12,12 @@ import torch
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Verdict
+from ampcheck.records.startup import ARTIFACTS, COLD, EAGER, FIXED, REGIONAL, WARM, Launch, StartupArm
 from ampcheck.speed import memory, steps
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.child_process import Start
 from ampcheck.speed.startup.judge import check_startup, startup_run
 from ampcheck.speed.startup.measure import Launcher, measure_startup
-from ampcheck.speed.startup.stats import ARTIFACTS, COLD, EAGER, FIXED, REGIONAL, WARM, Launch, StartupArm
 from ampcheck.speed.steps import StepConfig
 
 TARGETS = Path(__file__).parent / "startup_targets.py"

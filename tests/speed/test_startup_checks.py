@@ -7,22 +7,13 @@ import numpy as np
 import pytest
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.limits import StartupLimits
 from ampcheck.core.run import Coverage, Verdict, Where
 from ampcheck.records.graphs import Graph, GraphBreak, GraphStats
-from ampcheck.speed.startup.judge import StartupLimits, check_startup, startup_run
-from ampcheck.speed.startup.stats import (
-    ARTIFACTS,
-    COLD,
-    EAGER,
-    WARM,
-    BreakEven,
-    Launch,
-    Lookup,
-    StartupArm,
-    StartupStats,
-    savings,
-)
-from ampcheck.speed.stats import ArmTimes
+from ampcheck.records.speed import ArmTimes
+from ampcheck.records.startup import ARTIFACTS, COLD, EAGER, WARM, BreakEven, Launch, Lookup, StartupArm, StartupStats
+from ampcheck.speed.startup.judge import check_startup, startup_run
+from ampcheck.speed.startup.stats import paid_after, savings
 
 FX, AOT = "FX graph cache", "AOTAutograd cache"
 GRAPH = GraphStats("f", graphs=(Graph("f", 3, 1.0),), coverage=Coverage({"graphs": 1}))
@@ -189,18 +180,18 @@ def test_loading_artifacts_is_part_of_the_cost():
 
 
 def test_compilation_has_paid_when_its_cost_is_saved():
-    found = stats().break_even(stats().arm(COLD))
+    found = paid_after(stats(), stats().arm(COLD))
     assert (found.calls, found.low, found.high) == pytest.approx((1000, 1000 / 1.3, 1300))
     assert str(found) == "1,000 calls (770 to 1,300)"
     assert startup_run(stats()).tables[0].rows[1][-1] == str(found)
     three = cold(10.0, 10.0, 10.0)
-    assert str(three.break_even(three.arm(COLD))) == "1,000 calls (1,000 to 1,000)"
+    assert str(paid_after(three, three.arm(COLD))) == "1,000 calls (1,000 to 1,000)"
 
 
 def test_a_slower_arm_never_pays():
     slow = launch(steady=0.030, lookups=MISSES)
     given = stats(cold=[slow], warm=None, artifacts=None)
-    found = given.break_even(given.arm(COLD))
+    found = paid_after(given, given.arm(COLD))
     assert (found.never, str(found), found.saving < 0) == (True, "never", True)
     judged = find("compile-time", given, StartupLimits(calls=10**9))[0]
     assert judged.verdict is Verdict.FAIL
@@ -210,7 +201,7 @@ def test_a_slower_arm_never_pays():
 def test_noise_that_hides_the_sign_is_undecided():
     noisy = launch(lookups=MISSES, times=times(0.010, 0.010, cycles=20, noise=0.3, seed=3))
     given = stats(cold=[noisy], warm=None, artifacts=None)
-    found = given.break_even(given.arm(COLD))
+    found = paid_after(given, given.arm(COLD))
     assert found.undecided
     assert str(found).startswith("undecided, ")
     assert verdicts("compile-time", given, StartupLimits(calls=10**9)) == [Verdict.UNDECIDED]
@@ -236,12 +227,12 @@ def test_one_cycle_has_no_interval():
     eager, arm = times(0.02, 0.01, cycles=1)
     assert savings(eager, arm) == (pytest.approx(0.01), -math.inf, math.inf)
     given = stats(cold=[launch(lookups=MISSES, times=(eager, arm))], warm=None, artifacts=None)
-    assert given.break_even(given.arm(COLD)).undecided
+    assert paid_after(given, given.arm(COLD)).undecided
 
 
 def test_launches_that_differ_widen_the_interval():
     given = cold(10.0, 20.0, 12.0)
-    found = given.break_even(given.arm(COLD))
+    found = paid_after(given, given.arm(COLD))
     assert (found.low, found.calls, found.high) == pytest.approx((1000, 1200, 2000))
 
 
@@ -263,7 +254,7 @@ def test_a_limit_of_calls_is_judged_by_the_interval(limit, firsts, verdict):
 
 def test_a_steady_state_that_was_not_timed_is_a_skip():
     given = stats(cold=[launch(lookups=MISSES, times=())], warm=None, artifacts=None)
-    assert given.break_even(given.arm(COLD)) is None
+    assert paid_after(given, given.arm(COLD)) is None
     assert verdicts("compile-time", given, StartupLimits(calls=10)) == [Verdict.SKIP]
 
 
@@ -274,7 +265,7 @@ def test_starts_that_run_the_same_code_agree_on_what_a_call_saves():
         warm=[launch(times=saves)],
         artifacts=[launch(times=loses)],  # noise: it is the code of the others
     )
-    found = [given.break_even(given.arm(name)) for name in (COLD, WARM, ARTIFACTS)]
+    found = [paid_after(given, given.arm(name)) for name in (COLD, WARM, ARTIFACTS)]
     assert len({one.saving for one in found}) == 1
     assert found[0].saving == pytest.approx(0.01)
     assert len(given.times(given.arm(ARTIFACTS))[0].seconds) == 3 * len(saves[0].seconds)

@@ -10,8 +10,8 @@ import pytest
 from history_records import commit, day, history, record
 
 from ampcheck.core.run import Finding, Run, Verdict
+from ampcheck.records.history import History, Note, Point
 from ampcheck.report import render_html
-from ampcheck.speed.history.records import History, Note, Point
 from ampcheck.speed.trend.checks import trend_run
 
 

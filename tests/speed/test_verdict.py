@@ -10,9 +10,9 @@ import pytest
 from simulated import SimulatedClock, taking
 
 from ampcheck import UsageError, Verdict
+from ampcheck.records.speed import TWIN, ArmTimes, Rule, SpeedRecord, SpeedStats
 from ampcheck.speed.paired import PairedMeasurement
-from ampcheck.speed.stats import TWIN, ArmTimes, SpeedRecord, SpeedStats
-from ampcheck.speed.verdict import Rule, aa_noise, check_speed, decide, is_decided, record_of
+from ampcheck.speed.verdict import aa_noise, check_speed, decide, is_decided, record_of
 
 
 def stats_of(ratio: float, *, noise: float = 0.01, twin: float = 1.0, cycles: int = 100, **more: object) -> SpeedStats:

@@ -13,13 +13,14 @@ import torch
 
 from ampcheck.core.run import Scalar
 from ampcheck.core.subject import Kind, load_subject
+from ampcheck.records.speed import COMPILED, EAGER, TARGET, Occupancy, Threads
 from ampcheck.speed.base.checkout import loaded_modules, require_origin
-from ampcheck.speed.base.stats import COMPILED, EAGER, TARGET, Signals
+from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.paired import Arm, naming, without_collector
 from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import StepConfig, step_of
-from ampcheck.speed.threads import Account, Occupancy, Threads, fit_threads
+from ampcheck.speed.threads import Account, fit_threads
 from ampcheck.torchtools import dynamo
 
 if TYPE_CHECKING:

@@ -5,37 +5,36 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ampcheck.catalog.speed import REGRESSION
+from ampcheck.checks import findings
 from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
 from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK
 from ampcheck.checks.compile.recompile import CHECK as RECOMPILE
+from ampcheck.checks.speed import WHERE
 from ampcheck.core.check import Evidence
 from ampcheck.core.git import Side
+from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table, Verdict
 from ampcheck.core.text import counted, listed
-from ampcheck.speed.base.measure import measure_base
-from ampcheck.speed.base.stats import (
+from ampcheck.records.speed import (
     BASE,
-    BUDGET_SPENT,
     COMPILED,
     EAGER,
     HEAD,
     LAUNCHES,
-    TARGET,
     UNCHANGED,
-    BaseStats,
-    decide_rounds,
-    launch_deviation,
-    rounds_of,
-    twin_noise,
+    Decision,
+    HeadComparison,
+    Rule,
 )
+from ampcheck.speed.base.measure import measure_base
+from ampcheck.speed.base.stats import BaseStats, decide_rounds, launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.threads import meanwhile
-from ampcheck.speed.verdict import NOISE, WHERE, Decision, Rule, explain, requirement, show_ratio, whose_fault
 from ampcheck.torchtools.restore import restoring
 
 
@@ -50,65 +49,32 @@ def check_base(stats: BaseStats, rule: Rule | None = None) -> list[Finding]:
     rule: its limit is the required ratio base seconds / head seconds, 1 by default. More graph breaks or recompilations
     than on the base are a warning where the time passes or is undecided, and a failure where the head is slower too.
     """
-    rule, name = rule or Rule(), stats.subject
-    if stats.failure:
-        message = f"not comparable: the base ({stats.base}) does not run the target: {stats.failure}"
-        hint = (
-            "a new target has no base to compare with; else make a checkout run by itself, which has what git tracks "
-            "and lacks built extensions, submodules and files of Git LFS"
-        )
-        return [REGRESSION.undecided(name, message, where=WHERE, hint=hint)]
-    if stats.stopped == UNCHANGED:
-        message = f"nothing was measured: nothing changed since {BASE} ({stats.base}), no file of {HEAD} differs"
-        return [REGRESSION.skip(name, message, where=WHERE, hint="name an earlier commit, such as HEAD~1")]
-    if not stats.rounds:
-        return [REGRESSION.skip(name, "nothing was measured: no round was run", where=WHERE)]
-    by_arm = decisions(stats, rule)
-    slower = by_arm[stats.judged].verdict is Verdict.FAIL
-    return [*_check_graphs(stats, slower), *_check_eager(stats, by_arm, rule), _check_time(stats, by_arm, rule)]
+    compared = _compared(stats, rule or Rule())
+    slower = compared.decision is not None and compared.decision.verdict is Verdict.FAIL
+    graphs = _check_graphs(stats, slower) if compared.decision is not None else []
+    return [*graphs, *findings(compared, Limits())]
 
 
-def _check_time(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> Finding:
-    decision, rounds = by_arm[stats.judged], rounds_of(stats.turns(stats.judged))
-    required = requirement(HEAD, rule.limit, f"{BASE} ({stats.base})")
-    observed = (
-        f"{'' if stats.judged == TARGET else f'{stats.judged}, '}it is {show_ratio(decision, rule)}, in "
-        f"{len(stats.rounds)} launches of each side and {stats.cycles:,} paired cycles; launches of one code differ by "
-        f"{100 * launch_deviation(rounds):.2g} %"
+def _compared(stats: BaseStats, rule: Rule) -> HeadComparison:
+    """The figures of a comparison that its verdict rests on."""
+    base = f"{BASE} ({stats.base})"
+    compared = HeadComparison(
+        stats.subject, base, rule, stats.failure, stats.stopped, stats.judged, idle=stats.idle, threads=stats.threads
     )
-    hint = "raise --launches and --launches-max, or leave other work off this machine"
-    if stats.stopped == BUDGET_SPENT:
-        hint = "raise --budget, which was spent before more could be launched, or leave other work off this machine"
-    if decision.reason == NOISE:
-        hint += "; or use a larger --effect"
-    elif not decision.reason:
-        hint = "look at the change in a profile; torch.profiler shows the ops that grew"
-    message = explain(decision, rule, required, observed, BASE, twin_noise(rounds))
-    threads = stats.threads
-    fewer = f"all sides {threads.fewer}" if threads and threads.fewer else ""
-    crowded = threads.crowded if threads and decision.verdict is Verdict.UNDECIDED else ""
-    message += "".join(f"; {clause}" for clause in (_cause(stats, by_arm, rule), stats.idle, fewer, crowded) if clause)
-    evidence = Evidence(where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)
-    return REGRESSION.judged(decision.verdict, stats.subject, message, stats.cycles, **evidence)
-
-
-def _check_eager(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> list[Finding]:
-    """A warning where eager mode, the reference of the compiled arm, has become slower."""
-    if EAGER not in stats.arms[:-1] or by_arm[EAGER].verdict is not Verdict.FAIL:
-        return []
-    decision = by_arm[EAGER]
-    message = f"eager mode, the reference of the compiled arm, is {show_ratio(decision, rule)}, compared with {BASE}"
-    hint = "leave --mode out to judge the target itself"
-    return [REGRESSION.warn(stats.subject, message, where=WHERE, observed=decision.ratio, limit=rule.limit, hint=hint)]
-
-
-def _cause(stats: BaseStats, by_arm: dict[str, Decision], rule: Rule) -> str:
-    """Which of compiled and eager mode changed, where one did."""
-    if EAGER not in stats.arms[:-1]:
-        return ""
-    cause = whose_fault(by_arm[EAGER], by_arm[stats.judged], rule, names=(EAGER, stats.judged))
-    before, now = stats.speedup(BASE), stats.speedup(HEAD)
-    return f"{cause} (speedup over eager {before:.3g} on {BASE}, {now:.3g} on {HEAD})" if cause else ""
+    if stats.failure or stats.stopped == UNCHANGED or not stats.rounds:
+        return compared
+    by_arm, rounds = decisions(stats, rule), rounds_of(stats.turns(stats.judged))
+    eager = EAGER in stats.arms[:-1]
+    return replace(
+        compared,
+        decision=by_arm[stats.judged],
+        eager=by_arm[EAGER] if eager else None,
+        speedups=(stats.speedup(BASE), stats.speedup(HEAD)) if eager else (1.0, 1.0),
+        launches=len(stats.rounds),
+        cycles=stats.cycles,
+        deviation=launch_deviation(rounds),
+        noise=twin_noise(rounds),
+    )
 
 
 def _check_graphs(stats: BaseStats, slower: bool) -> list[Finding]:

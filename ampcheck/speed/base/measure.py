@@ -17,6 +17,19 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
 from ampcheck.core.text import counted
 from ampcheck.core.worker import Worker
+from ampcheck.records.speed import (
+    BASE,
+    BUDGET_SPENT,
+    DECIDED,
+    HEAD,
+    LOOKS,
+    SIDES,
+    TWIN,
+    UNCHANGED,
+    Rule,
+    Threads,
+    differences,
+)
 from ampcheck.speed.base.checkout import (
     Checkout,
     Sources,
@@ -28,24 +41,10 @@ from ampcheck.speed.base.checkout import (
     repository_of,
     worktree,
 )
-from ampcheck.speed.base.stats import (
-    BASE,
-    BUDGET_SPENT,
-    DECIDED,
-    HEAD,
-    SIDES,
-    UNCHANGED,
-    BaseStats,
-    Turns,
-    decide_rounds,
-    look_points,
-    rounds_of,
-)
+from ampcheck.speed.base.stats import BaseStats, Turns, decide_rounds, look_points, rounds_of
 from ampcheck.speed.clock import summarised
 from ampcheck.speed.options import LAUNCHES, SpeedOptions
-from ampcheck.speed.stats import LOOKS, TWIN, differences
-from ampcheck.speed.threads import GAIN, Threads
-from ampcheck.speed.verdict import Rule
+from ampcheck.speed.threads import GAIN
 
 BUDGET = 24.0
 """Seconds of timed blocks in all rounds together."""

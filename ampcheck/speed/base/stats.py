@@ -27,19 +27,8 @@ from numpy.typing import NDArray
 
 from ampcheck.core.git import Side
 from ampcheck.core.run import Scalar
-from ampcheck.speed.stats import TWIN
-from ampcheck.speed.threads import Threads
-from ampcheck.speed.verdict import CONFIDENCE, Decision, Rule, conclude
-
-BASE, HEAD = "base", "head"
-SIDES = (BASE, TWIN, HEAD)
-"""The processes of a round: the base, the base once more, and the head."""
-
-TARGET, EAGER, COMPILED = "target", "eager", "compiled"
-"""Arms: the target without a mode or precision of ours, in eager mode, and compiled."""
-
-DECIDED, LAUNCHES, BUDGET_SPENT, UNCHANGED = "decided", "launches", "budget", "unchanged"
-"""Why a comparison ended."""
+from ampcheck.records.speed import BASE, EAGER, LAUNCHES, TARGET, Decision, Rule, Threads
+from ampcheck.speed.verdict import CONFIDENCE, conclude
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run, Scalar, Table
 from ampcheck.core.subject import Subject
+from ampcheck.records.matrix import Cell, MatrixStats
+from ampcheck.records.speed import EAGER, Ratio
+from ampcheck.records.startup import COLD, WARM, StartupArm, StartupStats
 from ampcheck.speed.matrix.judge import matrix_run
 from ampcheck.speed.matrix.measure import cache_of, measure_matrix
-from ampcheck.speed.matrix.stats import Cell, MatrixStats
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.startup.measure import Launcher
-from ampcheck.speed.startup.stats import COLD, EAGER, WARM, StartupArm, StartupStats
-from ampcheck.speed.stats import Ratio
 from ampcheck.speed.steps import StepConfig
 
 FIGURES = "Compilation"

@@ -26,8 +26,8 @@ from ampcheck.core.files import locked
 from ampcheck.core.git import Repository
 from ampcheck.core.json_files import conflict_in, parse_json, read_json, tag_nonfinite, untag_nonfinite
 from ampcheck.core.run import Scalar
-from ampcheck.speed.history.records import SCHEMA, History, Note, Point, Times
-from ampcheck.speed.stats import SpeedRecord, key_of
+from ampcheck.records.history import SCHEMA, History, Note, Point, Times
+from ampcheck.records.speed import SpeedRecord, key_of
 
 ENDING = ".jsonl"
 PATIENCE = 30.0

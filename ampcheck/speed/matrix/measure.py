@@ -26,27 +26,19 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Scalar, Verdict
 from ampcheck.core.text import cannot_run
 from ampcheck.numerics.compiled import compilations
+from ampcheck.records.matrix import DOES_NOT, PAYS, SLOW, UNDECIDED, WRONG, Cell, MatrixStats
+from ampcheck.records.speed import EFFECT, ArmTimes, Rule, SpeedStats, Threads
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.matrix.accuracy import Judge
-from ampcheck.speed.matrix.stats import (
-    DOES_NOT,
-    PAYS,
-    SLOW,
-    UNDECIDED,
-    WRONG,
-    Cell,
-    MatrixStats,
-    Workload,
-    workload_of,
-)
+from ampcheck.speed.matrix.stats import Workload, workload_of
 from ampcheck.speed.memory import allocated_memory, available_memory, peak_memory
 from ampcheck.speed.paired import Step, measure_speed
 from ampcheck.speed.startup.stats import break_even
-from ampcheck.speed.stats import ArmTimes, SpeedStats, fingerprint
+from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig, learns
-from ampcheck.speed.threads import Threads, fit_threads
-from ampcheck.speed.verdict import EFFECT, Rule, aa_noise, log_ratios, median_bounds, paired_ratio
+from ampcheck.speed.threads import fit_threads
+from ampcheck.speed.verdict import aa_noise, log_ratios, median_bounds, paired_ratio
 from ampcheck.torchtools import dynamo
 from ampcheck.torchtools.copying import modules_of, prepare
 from ampcheck.torchtools.restore import restoring

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ampcheck.core.subject import Call, Kind, Subject, load_subject
 
 if TYPE_CHECKING:
+    from ampcheck.records.startup import Lookup
     from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
-    from ampcheck.speed.startup.stats import Lookup
     from ampcheck.speed.steps import StepConfig
 
 PASSES = 3
@@ -147,9 +147,9 @@ class Start:
         """The steady state and that of an eager copy, block by block."""
         import torch
 
+        from ampcheck.records.speed import Threads
         from ampcheck.speed.paired import measure_speed
         from ampcheck.speed.steps import StepConfig, step_of
-        from ampcheck.speed.threads import Threads
 
         count = torch.get_num_threads()
         threads = Threads(count, count)  # those of the start: with others it would be compiled again
@@ -185,7 +185,7 @@ _CACHES = {"fx_graph_cache": "FX graph cache", "aotautograd_cache": "AOTAutograd
 
 def _lookup(name: str, text: str) -> Lookup | None:
     """A record of the trace as a `Lookup`; a key's parts are `[hash] name: value`."""
-    from ampcheck.speed.startup.stats import Lookup
+    from ampcheck.records.startup import Lookup
 
     cache, _, result = name.rpartition("_")
     if cache not in _CACHES:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.worker import Worker
-from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.startup.stats import (
+from ampcheck.records.startup import (
     ARTIFACTS,
     CACHED,
     COLD,
@@ -24,6 +23,7 @@ from ampcheck.speed.startup.stats import (
     StartupArm,
     StartupStats,
 )
+from ampcheck.speed.options import SpeedOptions
 
 if TYPE_CHECKING:
     from ampcheck.speed.steps import StepConfig

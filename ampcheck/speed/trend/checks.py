@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import NamedTuple
 
-from ampcheck.catalog.speed import REGRESSION
-from ampcheck.core.run import Chart, Coverage, Finding, Marker, Run, Scalar, Series, Table, Verdict
-from ampcheck.speed.history.records import History, Point, SpeedSeries
-from ampcheck.speed.stats import VERSIONS, changes_between
-from ampcheck.speed.trend.detect import EFFECT, HEIGHTS, LEAST, Change, change_points
-from ampcheck.speed.verdict import WHERE
-
-RECENT = 30
-"""How many points back a step down is a warning; older ones are in the table."""
+from ampcheck.checks import findings
+from ampcheck.checks.speed import WHERE, percent_of
+from ampcheck.checks.speed.regression import CHECK as REGRESSION
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Chart, Coverage, Marker, Run, Scalar, Series, Table, Verdict
+from ampcheck.records.history import Change, History, SpeedSeries, Trend
+from ampcheck.speed.trend.detect import EFFECT, HEIGHTS, LEAST, change_points
 
 
 def trend_run(
@@ -37,12 +33,16 @@ def trend_run(
     series of fewer than 20 points is undecided; a history without points is skipped.
     """
     trends = [
-        _Trend(series, [] if series.key.absolute else change_points(series.values, effect=effect))
+        Trend(
+            series,
+            () if series.key.absolute else tuple(change_points(series.values, effect=effect)),
+            *(effect, verdict, LEAST, min(HEIGHTS)),
+        )
         for series in history.series
     ]
-    findings = [finding for trend in trends for finding in _judged(trend, effect, verdict)]
+    judged_trends = [finding for trend in trends for finding in findings(trend, Limits())]
     if not trends:
-        findings = [REGRESSION.skip("history", "the history has no points: nothing was judged", where=WHERE)]
+        judged_trends = [REGRESSION.skip("history", "the history has no points: nothing was judged", where=WHERE)]
     judged = [trend.series for trend in trends if not trend.series.key.absolute]
     unseen: dict[str, int] = {}
     if absolute := history.points - sum(len(series.points) for series in judged):
@@ -51,118 +51,32 @@ def trend_run(
         unseen["lines or files that could not be read"] = len(history.notes)
     return Run(
         environment=dict(environment or {}),
-        findings=tuple(findings),
+        findings=tuple(judged_trends),
         coverage=Coverage({"points": history.points - absolute, "series": len(judged)}, unseen),
         tables=tuple(table for table in _tables(trends, history) if table.rows),
-        charts=tuple(_chart(*trend) for trend in trends),
+        charts=tuple(_chart(trend.series, trend.changes) for trend in trends),
         title=title,
     )
 
 
-class _Trend(NamedTuple):
-    """A series and its steps; none of absolute times."""
-
-    series: SpeedSeries
-    changes: list[Change]
-
-
-def _judged(trend: _Trend, effect: float, verdict: Verdict) -> list[Finding]:
-    subject, count = str(trend.series.key), len(trend.series.points)
-    if trend.series.key.absolute:
-        message = (
-            "absolute times: no verdict, since they wander by tens of per cent without any change; "
-            "a paired ratio in extra_info['ampcheck'] would be judged"
-        )
-        return [REGRESSION.skip(subject, message, where=WHERE)]
-    if count < LEAST:
-        there = "is 1" if count == 1 else f"are {count}"
-        message = f"a step is detected from {LEAST} points of one kind of machine on; there {there}"
-        return [REGRESSION.undecided(subject, message, where=WHERE, observed=count, limit=LEAST, unit="points")]
-    findings = [
-        REGRESSION.finding(
-            verdict,
-            subject,
-            _message(trend.series, change),
-            where=WHERE,
-            observed=_percent(change.factor),
-            limit=-100 * effect,
-            unit="%",
-            hint=_hint(trend.series, change),
-        )
-        for change in trend.changes
-        if change.slower and change.index >= count - RECENT and not _reversed_later(trend.series, change, effect)
-    ]
-    if findings:
-        return findings
-    message = f"no step down of {100 * effect:g} % or more in the last {min(RECENT, count)} points, of {count} points"
-    if trend.changes:
-        last = trend.changes[-1]
-        message += f"; the last step, {_percent(last.factor):+.1f} %, is {count - last.index} points old"
-        message += " and was reversed" if last.slower and _reversed_later(trend.series, last, effect) else ""
-    return [REGRESSION.passed(subject, message, count, where=WHERE)]
-
-
-def _reversed_later(series: SpeedSeries, change: Change, effect: float) -> bool:
-    """Whether the newest points are where they were before: a step up soon after one down may be undetected."""
-    return median(series.values[-min(HEIGHTS) :]) >= change.before / (1 + effect)
-
-
-def _percent(factor: float) -> float:
-    return 100 * (factor - 1)
-
-
-def _bounds(series: SpeedSeries, change: Change) -> tuple[Point, Point]:
-    """The last point that is surely before the step and the first that is surely after it."""
-    return series.points[change.earliest - 1], series.points[change.latest]
-
-
-def _versions(series: SpeedSeries, change: Change) -> str:
-    good, changed = (point.measured.fingerprint for point in _bounds(series, change))
-    return ", ".join(f"{name} {old} to {new}" for name, old, new in changes_between(good, changed, VERSIONS))
-
-
-def _message(series: SpeedSeries, change: Change) -> str:
-    good, changed = map(_dated, _bounds(series, change))
-    key, versions = series.key, _versions(series, change)
-    fell, least, most = (-_percent(factor) for factor in (change.factor, change.high, change.low))
-    return (
-        f"{key.arm} must not become slower against {key.reference}: the ratio fell by {fell:.1f} % "
-        f"(95 % interval {least:.1f} to {most:.1f} %), from {change.before:.3f} to {change.after:.3f}, after "
-        f"{good}, the last good one, and not later than {changed}; "
-        + (f"changed there: {versions}" if versions else "no version changed there")
-        + f"; detected after {change.detected - change.index + 1} points"
-    )
-
-
-def _dated(point: Point) -> str:
-    return f"{point.commit_text} ({point.time:%Y-%m-%d})"
-
-
-def _hint(series: SpeedSeries, change: Change) -> str:
-    good, changed = (point.commit for point in _bounds(series, change))
-    confirm = "measure both in one job to confirm it: the ratio falls as well when the reference becomes faster"
-    if not (good and changed) or good == changed:
-        return confirm
-    return f"git log {good[:10]}..{changed[:10]}; {confirm} (ampcheck speed TARGET --base {good[:10]})"
-
-
-def _tables(trends: list[_Trend], history: History) -> tuple[Table, ...]:
+def _tables(trends: list[Trend], history: History) -> tuple[Table, ...]:
     series_rows: list[list[Scalar]] = []
     step_rows: list[list[Scalar]] = []
-    for series, changes in trends:
+    for trend in trends:
+        series, changes = trend.series, trend.changes
         key, points = series.key, series.points
         compared = "seconds" if key.absolute else f"{key.arm} / {key.reference}, {key.precision}"
         low, high = points[-1].interval
         interval = "" if key.absolute else f"{low:.3f} to {high:.3f}"
         steps = "no verdict" if key.absolute else "none" if len(points) >= LEAST else f"needs {LEAST} points"
         if changes:
-            steps = ", ".join(f"{_percent(c.factor):+.1f} % at {points[c.index].commit_text}" for c in changes)
+            steps = ", ".join(f"{percent_of(c.factor):+.1f} % at {points[c.index].commit_text}" for c in changes)
         series_rows.append([key.name, compared, len(points), points[-1].value, interval, steps, key.device])
         for change in changes:
-            size, low, high = (_percent(factor) for factor in (change.factor, change.low, change.high))
-            good, changed = map(_dated, _bounds(series, change))
+            size, low, high = (percent_of(factor) for factor in (change.factor, change.low, change.high))
+            good, changed = (point.dated for point in trend.bounds(change))
             row = [key.name, compared, f"{size:+.1f} % ({low:+.1f} to {high:+.1f})", good, changed]
-            step_rows.append([*row, _versions(series, change) or "no version", key.device])
+            step_rows.append([*row, trend.versions(change) or "no version", key.device])
     return (
         _with_hardware(
             "Series",
@@ -194,7 +108,7 @@ def _with_hardware(title: str, columns: Sequence[str], rows: Sequence[Sequence[S
     return Table(title, columns[:-1], [row[:-1] for row in rows], REGRESSION.slug, f"{note} Hardware: {shared.pop()}.")
 
 
-def _chart(series: SpeedSeries, changes: list[Change]) -> Chart:
+def _chart(series: SpeedSeries, changes: Sequence[Change]) -> Chart:
     points, key, values = series.points, series.key, series.values
     numbers = list(range(1, len(points) + 1))
     if key.absolute:
@@ -208,7 +122,7 @@ def _chart(series: SpeedSeries, changes: list[Change]) -> Chart:
     if changes:
         lines.append(_levels(changes, len(points)))
     markers = [
-        Marker(f"{_percent(change.factor):+.1f} %, {points[change.index].commit_text}", change.index + 0.5, "step")
+        Marker(f"{percent_of(change.factor):+.1f} %, {points[change.index].commit_text}", change.index + 0.5, "step")
         for change in changes
     ]
     for index, changed in series.releases():
@@ -228,7 +142,7 @@ def _chart(series: SpeedSeries, changes: list[Change]) -> Chart:
     )
 
 
-def _levels(changes: list[Change], count: int) -> Series:
+def _levels(changes: Sequence[Change], count: int) -> Series:
     """The level between steps, as a broken line."""
     x: list[float] = []
     y: list[float] = []

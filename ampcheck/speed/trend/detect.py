@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
 from typing import TypeAlias
@@ -46,6 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampcheck.core.errors import UsageError
+from ampcheck.records.history import Change
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -81,31 +81,6 @@ CONFIDENCE = 0.95
 
 _MAD = NormalDist().inv_cdf(0.75)
 """The median absolute deviation of the standard normal distribution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A step in a series of n points.
-
-    index: of the most likely first point after the step. earliest, latest: the first changed point is between them,
-    both included, at 95 per cent. detected: the index of the point at which it was detected. factor: level after /
-    level before; low, high: its interval at 95 per cent. before, after: levels on both sides.
-    """
-
-    index: int
-    earliest: int
-    latest: int
-    detected: int
-    factor: float
-    low: float
-    high: float
-    before: float
-    after: float
-
-    @property
-    def slower(self) -> bool:
-        """Whether the ratio fell."""
-        return self.factor < 1
 
 
 def change_points(ratios: Sequence[float], *, effect: float = EFFECT) -> list[Change]:

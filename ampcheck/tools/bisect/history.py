@@ -10,17 +10,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ampcheck import SpeedOptions
-from ampcheck.catalog.speed import REGRESSION
+from ampcheck.checks.speed import WHERE
+from ampcheck.checks.speed.regression import CHECK as REGRESSION
 from ampcheck.core.errors import UsageError
 from ampcheck.core.git import Side
 from ampcheck.core.run import PROBLEMS, Run, Table, Verdict
 from ampcheck.core.settings import Target
 from ampcheck.core.worker import Worker
+from ampcheck.records.speed import BASE, HEAD, Rule
 from ampcheck.speed.base.checkout import describe_strays
 from ampcheck.speed.base.judge import base_run, check_base
 from ampcheck.speed.base.measure import compare
-from ampcheck.speed.base.stats import BASE, HEAD, BaseStats
-from ampcheck.speed.verdict import WHERE, Rule
+from ampcheck.speed.base.stats import BaseStats
 from ampcheck.tools.bisect.versions import Versions
 from ampcheck.tools.sweep.results import AUDIT, JUDGED, REFUSED, Allowance, Result, ResultFolder, Task
 from ampcheck.tools.sweep.sweep import judge, unjudged

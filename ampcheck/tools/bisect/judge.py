@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 
-from ampcheck.catalog.speed import REGRESSION
 from ampcheck.checks import explain
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.speed.regression import CHECK as REGRESSION
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict, Where

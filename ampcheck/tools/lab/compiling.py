@@ -22,14 +22,14 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import compilations
+from ampcheck.records.speed import TWIN, Rule, SpeedStats
 from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.paired import measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
-from ampcheck.speed.stats import TWIN, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed, paired_ratio
+from ampcheck.speed.verdict import check_speed, paired_ratio
 from ampcheck.tools.lab.lab import Expectations, lacks, run_of
 
 DTYPE = torch.bfloat16

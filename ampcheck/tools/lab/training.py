@@ -12,13 +12,13 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Marker, Run, Scalar, Series, Table, Where
+from ampcheck.records.speed import TWIN, Rule, SpeedStats
 from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import speed_run
 from ampcheck.speed.memory import peak_memory
 from ampcheck.speed.paired import measure_speed
-from ampcheck.speed.stats import TWIN, SpeedStats
-from ampcheck.speed.verdict import Rule, check_speed, paired_ratio
+from ampcheck.speed.verdict import check_speed, paired_ratio
 from ampcheck.tools.lab.lab import Expectations, lacks, power, run_of
 from ampcheck.tools.lab.loops import (
     AMP_FLOAT16,

@@ -20,8 +20,8 @@ from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Call
 from ampcheck.demo import CharTransformer
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
+from ampcheck.records.speed import TWIN, ArmTimes, SpeedStats
 from ampcheck.report.charts import draw_chart
-from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 from ampcheck.tools.lab import compiling, confounders, flow, policy
 from ampcheck.training.tf32.settings import ConfounderStats
 

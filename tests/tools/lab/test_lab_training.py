@@ -12,8 +12,8 @@ from torch._inductor import exc
 
 from ampcheck import demo
 from ampcheck.core.run import Verdict, Where
+from ampcheck.records.speed import TWIN, ArmTimes, SpeedStats
 from ampcheck.report.charts import draw_chart
-from ampcheck.speed.stats import TWIN, ArmTimes, SpeedStats
 from ampcheck.tools.lab import training
 from ampcheck.tools.lab.loops import (
     AMP_BFLOAT16,

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple, cast
 
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.json_files import from_plain
-from ampcheck.core.run import Scalar
-from ampcheck.speed.stats import VERSIONS, SpeedRecord, changes_between, hardware_key, hardware_of
+from ampcheck.core.run import Scalar, Verdict
+from ampcheck.records.speed import VERSIONS, SpeedRecord, changes_between, hardware_key, hardware_of
 
 SCHEMA = 1
 """Version of a line of the history. 1: the first."""
@@ -92,6 +93,11 @@ class Point:
     def commit_text(self) -> str:
         """The first ten digits of the commit, with a + where the working tree had changes."""
         return (self.commit[:10] or "unknown commit") + "+" * bool(self.dirty)
+
+    @property
+    def dated(self) -> str:
+        """The commit with the day."""
+        return f"{self.commit_text} ({self.time:%Y-%m-%d})"
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -188,3 +194,59 @@ class History:
         for point in sorted(points, key=lambda point: (point.time, point.commit, repr(point))):
             series.setdefault(point.key, []).append(point)
         return cls(tuple(SpeedSeries(key, tuple(series[key])) for key in sorted(series)), tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A step in a series of n points.
+
+    index: of the most likely first point after the step. earliest, latest: the first changed point is between them,
+    both included, at 95 per cent. detected: the index of the point at which it was detected. factor: level after /
+    level before; low, high: its interval at 95 per cent. before, after: levels on both sides.
+    """
+
+    index: int
+    earliest: int
+    latest: int
+    detected: int
+    factor: float
+    low: float
+    high: float
+    before: float
+    after: float
+
+    @property
+    def slower(self) -> bool:
+        """Whether the ratio fell."""
+        return self.factor < 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A series and its steps, none of absolute times. effect: the smallest step that is reported, as a share. verdict:
+    of a step down. least: points from which on a step is detected; newest: how many show whether one was reversed."""
+
+    series: SpeedSeries
+    changes: tuple[Change, ...]
+    effect: float
+    verdict: Verdict
+    least: int
+    newest: int
+
+    @property
+    def name(self) -> str:
+        """The subject as findings name it."""
+        return str(self.series.key)
+
+    def reversed_later(self, change: Change) -> bool:
+        """Whether the newest points are where they were before: a step up soon after one down may be undetected."""
+        return median(self.series.values[-self.newest :]) >= change.before / (1 + self.effect)
+
+    def bounds(self, change: Change) -> tuple[Point, Point]:
+        """The last point that is surely before a step and the first that is surely after it."""
+        return self.series.points[change.earliest - 1], self.series.points[change.latest]
+
+    def versions(self, change: Change) -> str:
+        """The versions that changed there."""
+        good, changed = (point.measured.fingerprint for point in self.bounds(change))
+        return ", ".join(f"{name} {old} to {new}" for name, old, new in changes_between(good, changed, VERSIONS))
