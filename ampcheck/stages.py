@@ -14,8 +14,7 @@ from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
 from ampcheck.checks.range.nonfinite_reference import reference
 from ampcheck.compiled.accuracy import checks as accuracy_checks
-from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
-from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.accuracy.judge import accuracy_run, judge_accuracy, measure_compiled_run
 from ampcheck.compiled.graph.judge import judge_graph
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.arm import Arm, armed
@@ -174,4 +173,4 @@ class _Numerics:
             text = "not compiled: the eager run raised, see low-precision-error"
             return Run(findings=(COMPILED_EXCEPTION.skip(name, text),))
         compiled = measure_compiled_run(subject, eager, dtype)
-        return judge_compiled_run(compiled, plan.limits, plan.checks)
+        return accuracy_run(compiled, plan.limits, plan.checks)

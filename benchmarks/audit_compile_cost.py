@@ -30,11 +30,11 @@ from shadow_cost import Block, Residual
 from torch import nn
 
 from ampcheck import Subject
-from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
+from ampcheck.compiled.accuracy.judge import accuracy_run, measure_compiled_run
 from ampcheck.core.limits import Limits
 from ampcheck.demo import subject as demo
 from ampcheck.numerics.measure import Measured, measure_numerics
-from ampcheck.numerics.record import run_plan
+from ampcheck.numerics.run import run_subject
 from ampcheck.torchtools.copying import prepare, recompiled
 
 EAGER, COMPILED, AUDIT = "eager audit", "torch.compile", "compiled audit"
@@ -68,7 +68,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 def compile_plainly(subject: Subject, eager: Measured) -> None:
     """Forward and backward as the audit runs them, compiled."""
     plan = eager.plan
-    run_plan(plan, prepare(subject, device=plan.device), compiled=lambda prepared: recompiled(subject, prepared))
+    prepared = prepare(subject, device=plan.device)
+    run_subject(prepared, plan, keep=True, transform=lambda prepared: recompiled(subject, prepared))
 
 
 def child(arm: str, name: str, dtype: torch.dtype) -> None:
@@ -82,7 +83,7 @@ def child(arm: str, name: str, dtype: torch.dtype) -> None:
         compile_plainly(subject, eager)
     elif arm == AUDIT:
         stats = measure_compiled_run(subject, eager, dtype)
-        run = judge_compiled_run(stats, Limits())
+        run = accuracy_run(stats, Limits())
         assert stats.inside is not None, "the audit looked into no graph"
         assert stats.inside.sites, "the audit looked into no graph"
         assert not run.failed, "a healthy model failed"

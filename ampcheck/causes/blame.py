@@ -26,9 +26,9 @@ from ampcheck.causes.case import (
 from ampcheck.causes.minimise import float32_code, smallest_set, subject_in_float32
 from ampcheck.causes.tables import tables
 from ampcheck.checks import findings
-from ampcheck.compiled.accuracy.beside import measure_compiled_run
 from ampcheck.compiled.accuracy.checks import check_accuracy
-from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_eager
+from ampcheck.compiled.accuracy.comparison import EagerRun
+from ampcheck.compiled.accuracy.judge import CompiledRun, measure_compiled_run, run_eager
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
@@ -228,7 +228,7 @@ class Search:
         self.report("compiled")
         for eager in self.case.shadowed(self.case.subject):
             run, failing = run_stage(eager, INDUCTOR)
-            error = eager.outcome.ran.error
+            error = eager.outcome.error
             why = eager.incomparable or (f"eager mode raised {brief(error)}" if error is not None else "")
             if why:
                 self._add(stages=(*before, StageResult(INDUCTOR, None, None, False, f"not judged: {why}")))
@@ -272,8 +272,8 @@ class Search:
 
         def judge(changed: Subject) -> str:
             again = run_eager(changed, eager.plan, case.low)
-            if again.outcome.ran.error is not None:
-                return f"eager mode raises {brief(again.outcome.ran.error)}"
+            if again.outcome.error is not None:
+                return f"eager mode raises {brief(again.outcome.error)}"
             return "" if run_stage(again, stage)[1] is None else f"{stage} fails still"
 
         self._search(judge, [[cause.module], *_parents(cause.module)], compiled=True)

@@ -11,7 +11,8 @@ import torch
 from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.missing import lacking
 from ampcheck.causes.bisect import Backend, first_failing_node
-from ampcheck.compiled.accuracy.judge import CompiledRun, EagerRun, run_compiled, run_eager, stats_of
+from ampcheck.compiled.accuracy.comparison import EagerRun
+from ampcheck.compiled.accuracy.judge import CompiledRun, run_compiled, run_eager, stats_of
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.core.arm import armed
 from ampcheck.core.plan import Plan
@@ -81,7 +82,7 @@ def run_stage(eager: EagerRun, stage: str, **options: Any) -> tuple[CompiledRun,
     """One stage of the compiler, and what fails there; None where nothing does, empty where it raises."""
     run = run_compiled(eager, stage, **options)
     if run.raised:
-        return run, None if run.outcome.ran.error is not None and lacking(run.outcome.ran.error) else ()
+        return run, None if run.outcome.error is not None and lacking(run.outcome.error) else ()
     return run, stats_of(eager, run).failures() or None
 
 

@@ -97,11 +97,11 @@ def _record(options: argparse.Namespace) -> int:
     if not isinstance(side, Side):
         raise UsageError(f"{options.target} is recorded already")
     recorded = record(side)
-    if not recorded.results:
+    if not recorded.run.results:
         raise UsageError(f"{options.target} returns no tensor: there is nothing to record")
     save_record(recorded, options.output)
     wrong = f"; {recorded.failures[0].message}" if recorded.failures else ""
-    print(f"{options.output}: {len(recorded.results)} results of {options.target}{wrong}", flush=True)
+    print(f"{options.output}: {len(recorded.run.results)} results of {options.target}{wrong}", flush=True)
     return 0
 
 

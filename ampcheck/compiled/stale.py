@@ -5,26 +5,25 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ampcheck.core.errors import UsageError, as_result
-from ampcheck.core.subject import name_of
+from ampcheck.core.errors import UsageError
+from ampcheck.core.subject import Call, name_of
 from ampcheck.facts.memory import dtype_name
+from ampcheck.numerics.record import Execution, streams
+from ampcheck.numerics.run import RunPlan, outputs_of, run_subject
+from ampcheck.records.results import Key
+from ampcheck.shadow import Shadow
+from ampcheck.shadow.compare import Result, compare_results
 from ampcheck.torchtools.contexts import Attributes, attributes, contexts_of, set_attributes
-from ampcheck.torchtools.dynamo import in_eager_mode, reset
+from ampcheck.torchtools.copying import Prepared, fresh_call
+from ampcheck.torchtools.dynamo import reset
 from ampcheck.torchtools.interception import CompiledCall
-from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
-
-_STALE = 0.02
-"""The relative difference to eager mode from which graphs are out of date, where new graphs are ten times nearer."""
-
-_ROUNDED = 2.0**-11
-"""The same where a context changed, as an object of `torch.autocast` with another dtype: half an ULP of float16."""
 
 _CALLS = 4
 """How many calls of one callable are compared with eager mode: each after a change, which costs an eager run."""
@@ -76,26 +75,27 @@ class StaleGraphs:
         last = [found for known in self._known.values() if (found := known.out_of_date()) is not None]
         for call, old, eager in last:
             reset()
-            self._compare(call, old, eager)
+            self._compare(call, old, eager, bits=False)
         for changed in self._suspected:
             with changed.established():
                 reset()
-                self._compare(changed.call, changed.old, changed.eager, changed.limit)
+                self._compare(changed.call, changed.old, changed.eager, bits=bool(changed.contexts))
 
-    def _compare(self, call: CompiledCall, old: _Outcome | None, eager: _Outcome | None, limit: float = _STALE) -> None:
-        if old is None or eager is None or (new := _compiled(call, eager.weights)) is None:
+    def _compare(self, call: CompiledCall, old: Execution, eager: Execution | None, *, bits: bool) -> None:
+        if eager is None or (new := _compiled(call, gradients=bool(eager.gradients))) is None:
             return
-        name, away = name_of(call.original), _distance(old, eager)
-        if old.drawn != eager.drawn == new.drawn:
-            which = ("draw random numbers", "none") if old.drawn else ("draw no random numbers", "some")
+        name, of_new = name_of(call.original), _apart(new, eager, bits=bits)
+        apart = {key: error for key, error in _apart(old, eager, bits=bits).items() if key not in of_new}
+        if old.random != eager.random == new.random:
+            which = ("draw random numbers", "none") if old.random else ("draw no random numbers", "some")
             self.found[name] = f"{which[0]} where eager mode draws {which[1]}"
-        elif old.dtypes != eager.dtypes == new.dtypes:
-            names = (", ".join(dict.fromkeys(map(dtype_name, outcome.dtypes))) for outcome in (old, eager))
+        elif _dtypes(old) != _dtypes(eager) == _dtypes(new):
+            names = (", ".join(dict.fromkeys(map(dtype_name, _dtypes(run)))) for run in (old, eager))
             self.found[name] = "give {} where eager mode gives {}".format(*names)
-        elif away > limit and away > 10 * _distance(new, eager):
-            self.found[name] = f"give a result that lies {away:.2g} away from eager mode"
-        elif lost := sum(n and was for n, was in zip(new.received, _lost(old, eager), strict=False)):
-            self.found[name] = f"give no gradient to {lost} weights that get one in eager mode"
+        elif apart:
+            self.found[name] = f"give a result that lies {max(apart.values()):.2g} away from eager mode"
+        elif lost := _lost(old, eager) - _lost(new, eager):
+            self.found[name] = f"give no gradient to {len(lost)} weights that get one in eager mode"
 
 
 @dataclass(slots=True)
@@ -116,60 +116,48 @@ class _Known:
     def state(self) -> _State:
         return _State(self.modules, [value for _, values in attributes(self.contexts) for value in values.values()])
 
-    def out_of_date(self) -> tuple[CompiledCall, _Outcome, _Outcome] | None:
-        """The first call with its outcomes by the graphs that it has and in eager mode, if these differ.
+    def out_of_date(self) -> tuple[CompiledCall, Execution, Execution] | None:
+        """The first call as the graphs that it has run it and in eager mode, if these differ.
 
         None where the callable changed after its last call: nobody calls its graphs any more.
         """
         if self.left != self.state():
             return None
-        new_weights = [w for w in _trained(self.call) if not any(w is seen for seen in self.trained)]
-        old, eager = _compiled(self.call, new_weights), _eager(self.call, new_weights)
-        if old is None or eager is None or not (_apart(old, eager) or _lost(old, eager)):
+        more = any(not any(weight is seen for seen in self.trained) for weight in _trained(self.call))
+        old, eager = _compiled(self.call, gradients=more), _eager(self.call, gradients=more)
+        if old is None or eager is None or not (_differ(old, eager) or _lost(old, eager)):
             return None
         return self.call, old, eager
 
 
 @dataclass(slots=True)
-class _Outcome:
-    """The floating results of a call and their dtypes, whether it drew random numbers, and which weights got a gradient
-    but zero."""
-
-    results: list[torch.Tensor]
-    dtypes: list[torch.dtype]
-    drawn: bool
-    weights: Sequence[torch.nn.Parameter] = ()
-    received: list[bool] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Changed:
-    """A call of a callable that changed since its call before: all that it runs, and its outcome in eager mode."""
+    """A call of a callable that changed since its call before: all that it runs, and its results in eager mode.
+
+    Where it has contexts, results are compared bit by bit: with another dtype of a `torch.autocast` roundings alone may
+    differ.
+    """
 
     call: CompiledCall
     start: Snapshot
     functions: _Functions
     contexts: Attributes
-    eager: _Outcome | None
-    begun: list[torch.Tensor]
-    old: _Outcome | None = None
+    eager: Execution | None
+    old: Execution
 
     @classmethod
     def before(cls, call: CompiledCall, known: _Known) -> _Changed:
         start = Snapshot(_reached(call))
         eager = _eager(call)
         functions, contexts = _functions(known.modules), attributes(known.contexts)
-        return cls(call, start, functions, contexts, eager, _random_state(call.device))
-
-    @property
-    def limit(self) -> float:
-        return _ROUNDED if self.contexts else _STALE
+        return cls(call, start, functions, contexts, eager, Execution(begun=streams(call.device)))
 
     def differs(self, result: object) -> bool:
         """Whether the result of the call differs from that of eager mode; None is that of a call that raised."""
-        drawn = not _same(self.begun, _random_state(self.call.device))
-        self.old = _Outcome(*_floating(result), drawn)
-        return self.eager is not None and _apart(self.old, self.eager, self.limit)
+        self.old.streams = streams(self.call.device)
+        for path, tensor in outputs_of(result, self.old.unseen):
+            self.old.keep(("output", path, 0), tensor)
+        return self.eager is not None and _differ(self.old, self.eager, bits=bool(self.contexts))
 
     @contextmanager
     def established(self) -> Iterator[None]:
@@ -192,11 +180,8 @@ def steps_or_draws(call: CompiledCall) -> bool:
 
 def with_copies(call: CompiledCall) -> CompiledCall:
     """The call with copies of its arguments, which later steps may change."""
-    return replace(call, args=map_tensors(_copied, call.args), kwargs=map_tensors(_copied, call.kwargs))
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    fresh = fresh_call(Call(call.args, call.kwargs))
+    return replace(call, args=fresh.args, kwargs=dict(fresh.kwargs))
 
 
 def _reached(call: CompiledCall) -> Reached:
@@ -274,73 +259,55 @@ def _set(kind: type, name: str, function: object) -> None:
         setattr(kind, name, function)
 
 
-def _eager(call: CompiledCall, weights: Sequence[torch.nn.Parameter] = ()) -> _Outcome | None:
-    with in_eager_mode():
-        return _outcome(call, call.function, weights)
+def _eager(call: CompiledCall, *, gradients: bool = False) -> Execution | None:
+    """The call in eager mode, with the exact values of its results."""
+    return _run(call, call.function, gradients=gradients, shadow=Shadow(freedom=True))
 
 
-def _compiled(call: CompiledCall, weights: Sequence[torch.nn.Parameter]) -> _Outcome | None:
-    return _outcome(call, call.compile(call.function), weights)
+def _compiled(call: CompiledCall, *, gradients: bool) -> Execution | None:
+    return _run(call, call.compile(call.function), gradients=gradients)
 
 
-def _outcome(call: CompiledCall, function: Any, weights: Sequence[torch.nn.Parameter]) -> _Outcome | None:
-    """The outcome of a call; None where it raises. What it changes is restored."""
-    repeated = with_copies(call)
-    autocast = torch.autocast(call.device, call.autocast, enabled=call.autocast is not None)
-    with preserved(_reached(call)), torch.set_grad_enabled(call.grad), autocast:
-        begun = _random_state(call.device)
-        try:
-            result = function(*repeated.args, **repeated.kwargs)
-            drawn = not _same(begun, _random_state(call.device))
-            roots = [t for _, t in tensors(result) if t.is_floating_point() and t.requires_grad]
-            gradients: Sequence[torch.Tensor | None] = [None] * len(weights)
-            if roots and weights:
-                seeds = [torch.ones_like(t) for t in roots]
-                gradients = torch.autograd.grad(roots, weights, seeds, allow_unused=True)
-        except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it did not in its own run
-            as_result(error)
-            return None
-        received = [g is not None and bool(g.any()) for g in gradients]
-        return _Outcome(*_floating(result), drawn, weights, received)
+def _run(call: CompiledCall, function: Any, *, gradients: bool, shadow: Shadow | None = None) -> Execution | None:
+    """The results of a call; None where it raises. What it changes is restored."""
+    reached = _reached(call)
+    root = torch.nn.ModuleList(reached.modules.values())
+    prepared = Prepared(function, (fresh_call(Call(call.args, call.kwargs)),), root)
+    plan = RunPlan(call.device, call.autocast, grad=call.grad, inputs=frozenset())
+    plan = plan if gradients else replace(plan, no_backward="outputs alone are compared")
+    with preserved(reached):
+        run = run_subject(prepared, plan, keep=True, shadow=shadow)
+    return run if run.error is None else None
 
 
-def _floating(result: object) -> tuple[list[torch.Tensor], list[torch.dtype]]:
-    floating = [t for _, t in tensors(result) if t.is_floating_point()]
-    return [t.detach().double().clone() for t in floating], [t.dtype for t in floating]
+def _outputs(run: Execution) -> dict[Key, Result]:
+    return {key: result for key, result in run.results.items() if key[0] == "output"}
 
 
-def _random_state(device: str) -> list[torch.Tensor]:
-    """The state of PyTorch's random numbers, on the CPU and on the device of a call."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if device == "cuda" else [])]
+def _dtypes(run: Execution) -> list[torch.dtype]:
+    return [result.value.dtype for result in _outputs(run).values()]
 
 
-def _same(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return all(map(torch.equal, ones, others))
+def _differ(old: Execution, eager: Execution, *, bits: bool = False) -> bool:
+    """Whether two runs differ; never where the shapes of the results do, as after a call that raised."""
+    if [r.value.shape for r in _outputs(old).values()] != [r.value.shape for r in _outputs(eager).values()]:
+        return False
+    return old.random != eager.random or _dtypes(old) != _dtypes(eager) or bool(_apart(old, eager, bits=bits))
 
 
-def _apart(old: _Outcome, eager: _Outcome, limit: float = _STALE) -> bool:
-    """Whether two outcomes differ; never where the shapes of the results do, as after a call that raised."""
-    alike = old.drawn == eager.drawn and old.dtypes == eager.dtypes
-    return _shapes(old) == _shapes(eager) and not (alike and _distance(old, eager) <= limit)
+def _apart(run: Execution, eager: Execution, *, bits: bool) -> dict[Key, float]:
+    """The outputs that are not those of eager mode up to rounding, or to the last of its bits, with their relative
+    errors; none where a run draws random numbers."""
+    outputs, values = _outputs(eager), run.values
+    if run.random or eager.random:
+        return {}
+    errors = {error.key: error for error in compare_results(outputs, values, eager.freedom)}
+    if bits:
+        return {k: errors[k].apart for k, r in outputs.items() if k in values and not torch.equal(r.value, values[k])}
+    return {key: error.apart for key, error in errors.items() if error.at_fault}
 
 
-def _shapes(outcome: _Outcome) -> list[torch.Size]:
-    return [t.shape for t in outcome.results]
-
-
-def _lost(old: _Outcome, eager: _Outcome) -> list[bool]:
-    """For each weight whether it gets a gradient in eager mode alone; [] where it is all the same."""
-    lost = [e and not o for o, e in zip(old.received, eager.received, strict=False)]
-    return lost if any(lost) and not (old.drawn or eager.drawn) else []
-
-
-def _distance(outcome: _Outcome, reference: _Outcome) -> float:
-    """The largest difference of two results, relative to the largest element of each reference.
-
-    0 where they draw random numbers, and where they have other shapes.
-    """
-    results, references = outcome.results, reference.results
-    if outcome.drawn or reference.drawn or _shapes(outcome) != _shapes(reference):
-        return 0.0
-    pairs = ((t, r) for t, r in zip(results, references, strict=True) if r.numel() and bool(r.isfinite().all()))
-    return max((float((t - r).abs().amax() / r.abs().amax().clamp_min(1e-30)) for t, r in pairs), default=0.0)
+def _lost(run: Execution, eager: Execution) -> set[str]:
+    """The weights that get a gradient but zero in eager mode alone; none where a run draws random numbers."""
+    received = [{k[1] for k, r in e.results.items() if k[0] == "gradient" and r.value.any()} for e in (run, eager)]
+    return set() if run.random or eager.random else received[1] - received[0]

@@ -1,16 +1,19 @@
-"""In which formats was a loss computed? Read from its autograd graph, which keeps the dtype of every result."""
+"""What is differentiated of a result, a loss or its outputs with signs, and in which formats a loss was computed."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from ampcheck.records.numerics import UNCOMPARED
+from ampcheck.torchtools.copying import loss_of
 from ampcheck.torchtools.private import without_modes
+from ampcheck.torchtools.pytree import is_plain, tensors
 
 _SEARCHED = 500
 """How many autograd nodes behind a loss are looked at: its reductions stand near the end."""
@@ -31,6 +34,90 @@ _COMBINES = re.compile(
 
 _LISTS = ("Stack", "Cat", "ToCopy")
 """Nodes by which several losses become one tensor, which is then summed."""
+
+
+def comparable(tensor: torch.Tensor) -> bool:
+    """Whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
+    return is_floating(tensor) and tensor.numel() > 0 and is_plain(tensor) and tensor.dtype.itemsize > 1
+
+
+def total_loss(result: object, loss: Callable[[Any], torch.Tensor] | None, finite: bool) -> torch.Tensor | None:
+    """The loss: the user's, or the mean of squares of every floating output.
+
+    An output that is listed several times counts once: to add its gradients in 16 bits would round. finite: leave out
+    of the default loss what is not finite.
+    """
+    if loss is not None:
+        return loss_of(loss, result)
+    total: torch.Tensor | None = None
+    counted: set[Any] = set()
+    for _, tensor in tensors(result):
+        if not comparable(tensor) or not tensor.requires_grad or (key := _identity(tensor)) in counted:
+            continue
+        counted.add(key)
+        real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        wide = real if real.dtype is torch.float64 else real.float()
+        wide = torch.where(wide.isfinite(), wide, 0.0) if finite else wide
+        part = wide.square().mean()
+        total = part if total is None else total + part
+    return total
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The same for a tensor and its views of the same elements, unless an `autograd.Function` made one of them."""
+    base = tensor
+    node: Any = tensor.grad_fn
+    if tensor._base is not None:
+        base = tensor._base
+        while node is not None and node is not base.grad_fn:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                base = tensor
+                break
+            node = node.next_functions[0][0] if node.next_functions else None
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    return id(base), tensor.dtype, *place, tensor.is_conj(), tensor.is_neg()
+
+
+def without_loss(result: object) -> tuple[str, bool]:
+    """Why no loss can be made of an output, and whether that is for want of what the subject could return."""
+    results = [tensor for _, tensor in tensors(result)]
+    floating = [tensor for tensor in results if is_floating(tensor)]
+    if any(tensor.requires_grad and tensor.numel() for tensor in floating):
+        return f"the default loss takes no {UNCOMPARED}: give the subject a loss", True
+    return "no floating output has a gradient", not results or any(tensor.numel() for tensor in floating)
+
+
+def scalar_losses(result: object, total: torch.Tensor | None) -> list[torch.dtype]:
+    """In which dtype what can only be a loss was computed: the user's own, or 0-d outputs that carry a gradient."""
+    losses = [t for _, t in tensors(result) if t.dim() == 0 and t.is_floating_point() and t.requires_grad]
+    if total is not None:
+        losses = [total]
+    return [next(iter(computed_in(loss)), loss.dtype) for loss in losses]
+
+
+def is_scalar(result: object) -> bool:
+    """Whether all that a module gives is one 0-d tensor: a loss module has no parameters, and its inputs gradients."""
+    return [tensor.dim() for _, tensor in tensors(result)] == [0]
+
+
+def is_floating(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds real or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def scaled(loss: torch.Tensor, scale: float) -> torch.Tensor:
+    """The first gradient of a loss: its scale, where a GradScaler's multiplication puts it. No op of ours is in it."""
+    try:
+        return torch.full_like(loss, scale)
+    except RuntimeError:  # PyTorch 2.6 writes no number beyond the format
+        return torch.full_like(loss, scale, dtype=torch.float32).to(loss.dtype)
+
+
+def signs(tensor: torch.Tensor) -> torch.Tensor:
+    """Random signs, which are those of every tensor with as many elements."""
+    generator = torch.Generator().manual_seed(tensor.numel())
+    drawn = torch.randint(0, 2, (tensor.numel(),), generator=generator).mul_(2).sub_(1)
+    return drawn.view(tensor.shape).to(tensor)
 
 
 def computed_in(loss: torch.Tensor) -> tuple[torch.dtype, ...]:

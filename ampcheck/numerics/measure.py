@@ -22,15 +22,9 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import roundoff
 from ampcheck.health import TensorHealth, health_of
-from ampcheck.numerics.record import Recorded, arguments, run_plan
-from ampcheck.numerics.run import (
-    NO_GRADIENT,
-    Outcome,
-    RunPlan,
-    comparable,
-    is_floating,
-    run_subject,
-)
+from ampcheck.numerics.losses import comparable, is_floating
+from ampcheck.numerics.record import Execution, arguments
+from ampcheck.numerics.run import NO_GRADIENT, RunPlan, run_subject
 from ampcheck.records.numerics import (
     COMPILED,
     OTHER_INFINITIES,
@@ -46,7 +40,6 @@ from ampcheck.records.numerics import (
 from ampcheck.records.results import JUDGED_UNIT, LOST, Key, ResultError
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.compare import compare_shadowed, examine_value, with_totals
-from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare, trains
 from ampcheck.torchtools.private import FakeTensor, without_modes
 from ampcheck.torchtools.pytree import is_plain
@@ -65,13 +58,12 @@ _OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The statistics of an eager run, and, where compiled code is compared, what it gave and its freedom."""
+    """The statistics of an eager run, and what it gave: its results where compiled code is compared."""
 
     stats: NumericsStats
     plan: RunPlan
-    recorded: Recorded | None
+    run: Execution
     masked: Collection[Key]
-    freedom: Freedom | None
 
 
 def measure_numerics(
@@ -109,7 +101,7 @@ def measure_numerics(
         run.outcome.prevented = prevented
         raised = _raised(subject, run) if run.outcome.error is not None else None
     stats = replace(run.stats(subject, dtype, native), raised=raised)
-    return Measured(stats, run.plan, run.recorded, run.masked, run.shadow.freedom)
+    return Measured(stats, run.plan, run.outcome, run.masked)
 
 
 def reference_run(subject: Subject, stats: NumericsStats) -> NumericsStats:
@@ -133,7 +125,6 @@ class _ShadowedRun:
     def __init__(self, prepared: Prepared, plan: RunPlan, compared: bool) -> None:
         self.prepared, self.plan = prepared, plan
         self.shadow = Shadow(prepared.root, freedom=compared)
-        self.recorded: Recorded | None = None
         self.masked: set[Key] = set()
         self.errors: list[ResultError] = []
         self.missing = MissingKernels()
@@ -146,14 +137,17 @@ class _ShadowedRun:
     def execute(self) -> None:
         """Run it, and see what is left of the faults."""
         around: list[AbstractContextManager[Any]] = [self.missing] if active() is not None else []
-        watched: dict[str, Any] = {"masked": self.masked, "module_output": self._module_output}
-        if self.shadow.freedom is None:
-            around.append(self.shadow)
-            self.outcome = run_subject(self.prepared, self.plan, self._receive, around=around, **watched)
-        else:
-            watched |= {"receive": self._receive, "limited": False}  # the shadow holds more than the results
-            self.recorded = run_plan(self.plan, self.prepared, shadow=self.shadow, around=around, **watched)
-            self.outcome = self.recorded.ran
+        self.outcome = run_subject(
+            self.prepared,
+            self.plan,
+            self._receive,
+            keep=self.shadow.freedom is not None,
+            limited=False,  # the shadow holds more than the results
+            shadow=self.shadow,
+            around=around,
+            masked=self.masked,
+            module_output=self._module_output,
+        )
         if self.outcome.prevented and (inside := [r for r in self.shadow.unruled if r.startswith("what runs inside")]):
             self.outcome.no_backward += f", though {inside[0]} was not seen and may have one"
         buffers = dict(self.prepared.root.named_buffers()) if self.prepared.root is not None else {}
@@ -302,7 +296,7 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     outcome, device = run.outcome, run.plan.device
     assert outcome.error is not None
 
-    def outcome_of(plan: RunPlan, to: torch.dtype | None = None) -> Outcome:
+    def outcome_of(plan: RunPlan, to: torch.dtype | None = None) -> Execution:
         around = [MissingKernels()] if active() is not None and to is None else []
         return run_subject(prepare(subject, device=device, to=to), plan, around=around)
 
@@ -335,7 +329,7 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     ) from float32.error
 
 
-def _cast_or_place(run: _ShadowedRun, outcome: Outcome, dtype: str) -> Where:
+def _cast_or_place(run: _ShadowedRun, outcome: Execution, dtype: str) -> Where:
     """The last cast of the code's own to the one dtype in which it runs; without one, where the run raised."""
     assert run.shadow.judge is not None
     place = _place(run, outcome)
@@ -343,7 +337,7 @@ def _cast_or_place(run: _ShadowedRun, outcome: Outcome, dtype: str) -> Where:
     return replace(place, op="aten::_to_copy", file=casts[-1][0], line=casts[-1][1]) if casts else place
 
 
-def _place(run: _ShadowedRun, outcome: Outcome) -> Where:
+def _place(run: _ShadowedRun, outcome: Execution) -> Where:
     """Where the model raised: the op that failed, or the place in its own code where composite code gave up."""
     error, root = outcome.error, run.prepared.root
     assert error is not None
@@ -356,7 +350,7 @@ def _place(run: _ShadowedRun, outcome: Outcome) -> Where:
     return Where(phase=outcome.phase, module=inside[-1] if inside else "", file=file, line=line)
 
 
-def _cut(prepared: Prepared, outcome: Outcome) -> tuple[str, ...]:
+def _cut(prepared: Prepared, outcome: Execution) -> tuple[str, ...]:
     """The parameters of modules that ran while gradients were off, and of which none gets a gradient.
 
     A reentrant checkpoint whose inputs need none runs so, and so does a teacher under no_grad.

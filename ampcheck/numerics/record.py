@@ -1,11 +1,11 @@
-"""One run of a subject with everything kept that is compared: its results, and what it does to weights, buffers and
-arguments."""
+"""The record of one run of a subject: its results, what it does to weights, buffers and arguments, and how it ended."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call
 from ampcheck.facts.memory import has_companions, roundoff
-from ampcheck.numerics.run import Blocks, Outcome, Receive, RunPlan, run_subject
 from ampcheck.records.results import MOVE, Key
 from ampcheck.shadow import Reference, Shadow
 from ampcheck.shadow.compare import Result, result_of
+from ampcheck.shadow.freedom import Freedom
 from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.private import is_traceable_subclass, without_modes
 from ampcheck.torchtools.pytree import is_plain, tensors
@@ -35,25 +35,49 @@ _COUNTS = 2.0**16
 
 
 @dataclass(slots=True)
-class Recorded:
-    """What one run gave.
+class Execution:
+    """What one run gave, and what happened in it.
 
-    values: copies; for `CHANGES` see there. results: the same with their companions, of a shadowed run. dropped: what
-    was not kept, and why. limited: whether `KEPT_BYTES` applies. begun, streams: where all random streams are at the
-    start and at the end. ran: what happened otherwise. in_16_bits: of each op of a shadowed run, whether it took or
-    gave values of 16 bits.
+    results: copies, in a shadowed run with their companions; for `CHANGES` see there. dropped: what was not kept, and
+    why. limited: whether `KEPT_BYTES` applies. begun, streams: where all random streams are at the start and at the
+    end. freedom, in_16_bits: see `Shadow`.
+
+    modules: dtypes of the floating results of each module. losses: dtypes in which losses were computed. shapes: dtype
+    and shape of everything that a call gave, by its path. plain: numbers, texts and None among it. error, phase, step:
+    an exception of the subject, and where.
+    no_backward: why there are no gradients; prevented: there are tensors to take gradients of, and the subject's own
+    code keeps backward from them. left: the switches that forward, loss or backward left changed, with their values
+    before and after; they are restored. without_grad: modules that ran while gradients were off. gradients: names of
+    those that were received.
     """
 
     shadow: Shadow | None = None
     limited: bool = True
-    values: dict[Key, torch.Tensor] = field(default_factory=dict)
     results: dict[Key, Result] = field(default_factory=dict)
     dropped: dict[Key, str] = field(default_factory=dict)
     begun: tuple[object, ...] = ()
     streams: tuple[object, ...] = ()
-    ran: Outcome = field(default_factory=Outcome)
     kept: int = 0
+    freedom: Freedom | None = None
     in_16_bits: Mapping[Where, bool] = field(default_factory=dict)
+    modules: dict[str, dict[str, None]] = field(default_factory=dict)
+    losses: list[torch.dtype] = field(default_factory=list)
+    shapes: dict[str, str] = field(default_factory=dict)
+    plain: dict[str, object] = field(default_factory=dict)
+    error: BaseException | None = None
+    phase: str = "forward"
+    step: int = 0
+    no_backward: str = ""
+    prevented: bool = False
+    unseen: Counter[str] = field(default_factory=Counter)
+    left: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    without_grad: set[str] = field(default_factory=set)
+    gradients: set[str] = field(default_factory=set)
+
+    @property
+    def values(self) -> dict[Key, torch.Tensor]:
+        """The results without their companions."""
+        return {key: result.value for key, result in self.results.items()}
 
     @property
     def random(self) -> bool:
@@ -101,9 +125,7 @@ class Recorded:
             self.dropped[key] = f"{key[0]}s beyond the memory that one run keeps"
             return
         self.kept += result.nbytes
-        self.values[key] = result.value
-        if self.shadow is not None:
-            self.results[key] = result
+        self.results[key] = result
 
 
 def _is_narrow(tensor: torch.Tensor) -> bool:
@@ -130,53 +152,27 @@ def _change(after: Reference, before: Reference, stored: float) -> Reference:
     return replace(after, exact=exact, moved=exact + apart)
 
 
-def run_plan(
-    plan: RunPlan,
-    prepared: Prepared,
-    *,
-    compiled: Callable[[Prepared], Blocks] | None = None,
-    shadow: Shadow | None = None,
-    around: Iterable[AbstractContextManager[Any]] = (),
-    receive: Receive = lambda key, tensor: None,
-    masked: Collection[Key] = (),
-    module_output: Callable[[str, torch.Tensor], None] | None = None,
-    limited: bool = True,
-) -> Recorded:
-    """Run all steps of a plan on a prepared copy, which they change.
+@contextmanager
+def keeping_changes(run: Execution, prepared: Prepared, *, updates: bool, moves: bool) -> Iterator[None]:
+    """Keep what a run inside changes in weights, buffers and arguments, unless it raises.
 
-    compiled: gives the blocks as they are to run. shadow: of the run. around: entered in order for all of it, before
-    the shadow. receive: called with each result after it was kept. masked, module_output: see `run_subject`. limited:
-    whether `KEPT_BYTES` applies. An exception of the model is kept.
+    updates: of weights, which an optimizer updates. moves: large whole numbers among the inputs are data.
     """
-    recorded, root = Recorded(shadow, limited), prepared.root
     updated: dict[tuple[str, str], torch.Tensor] = {}
     others = {("input", name): tensor for name, tensor in arguments(prepared.calls) if _has_values(tensor)}
-    if root is not None:
-        weights = {("update", name): p for name, p in root.named_parameters() if _has_values(p)}
-        updates = bool(plan.rate) or plan.optimizer is not None
+    if prepared.root is not None:
+        weights = {("update", name): p for name, p in prepared.root.named_parameters() if _has_values(p)}
         updated |= {key: p for key, p in weights.items() if updates and p.requires_grad}
-        updated |= {("buffer", name): buffer for name, buffer in root.named_buffers() if _has_values(buffer)}
+        updated |= {("buffer", name): buffer for name, buffer in prepared.root.named_buffers() if _has_values(buffer)}
         others |= {key: p for key, p in weights.items() if key not in updated}
-    if shadow is not None and plan.autocast is None:
-        _move_counts(shadow, prepared)
-    before = {key: recorded.copied(tensor) for key, tensor in updated.items()}
+    if run.shadow is not None and moves:
+        _move_counts(run.shadow, prepared)
+    before = {key: run.copied(tensor) for key, tensor in updated.items()}
     # Arguments, and weights that no optimizer updates, hardly ever change: only a copy of their values is taken.
-    before |= {key: recorded.copied(tensor, companions=False) for key, tensor in others.items()}
-
-    def keep(key: Key, tensor: torch.Tensor) -> None:
-        recorded.keep(key, tensor)
-        receive(key, tensor)
-
-    contexts = [_noting_streams(recorded, plan.device), *around, shadow or nullcontext()]
-    recorded.ran = run_subject(
-        prepared, plan, keep, around=contexts, transform=compiled, masked=masked, module_output=module_output
-    )
-    if recorded.ran.error is None:
-        for key, tensor in (updated | others).items():
-            recorded.keep_change((*key, recorded.ran.step), tensor.detach(), before[key])
-    recorded.in_16_bits = shadow.in_16_bits if shadow is not None else {}
-    recorded.shadow = None  # it holds the model
-    return recorded
+    before |= {key: run.copied(tensor, companions=False) for key, tensor in others.items()}
+    yield
+    for key, tensor in (updated | others).items() if run.error is None else ():
+        run.keep_change((*key, run.step), tensor.detach(), before[key])
 
 
 def arguments(calls: Sequence[Call]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -197,13 +193,15 @@ def _move_counts(shadow: Shadow, prepared: Prepared) -> None:
 
 
 @contextmanager
-def _noting_streams(recorded: Recorded, device: str) -> Iterator[None]:
-    recorded.begun = _streams(device)
+def noting_streams(run: Execution, device: str) -> Iterator[None]:
+    """Note where all random streams are before and after the block."""
+    run.begun = streams(device)
     yield
-    recorded.streams = _streams(device)
+    run.streams = streams(device)
 
 
-def _streams(device: str) -> tuple[object, ...]:
+def streams(device: str) -> tuple[object, ...]:
+    """Where the random streams of Python, NumPy, the CPU and a device are."""
     place = torch.device(device)
     states = [torch.get_rng_state()]
     if place.type != "cpu":

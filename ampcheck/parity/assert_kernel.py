@@ -23,7 +23,7 @@ from ampcheck.core.subject import name_of
 from ampcheck.facts.memory import roundoff
 from ampcheck.outcome.raising import verify
 from ampcheck.parity.calls import Side
-from ampcheck.parity.execution import Execution, Results, execute, run_plainly, str_of
+from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
 from ampcheck.parity.functions import have_equal_bits
 from ampcheck.parity.judgement import failures_of
 from ampcheck.parity.kernel_cases import SIZES, Case, cases_of
@@ -107,7 +107,7 @@ def try_case(kernel: Callable[..., Any], reference: Callable[..., Any], case: Ca
     return _compared(case, exact, results, backward=wants)
 
 
-def _compared(case: Case, exact: Execution, results: Results, *, backward: bool) -> Tried:
+def _compared(case: Case, exact: Execution, results: Execution, *, backward: bool) -> Tried:
     """A run of a kernel beside that of the reference. backward: gradients of arguments that require one count."""
     wanted = {f"argument {path}" for path, t in tensors((list(case.arguments), {})) if backward and t.requires_grad}
     expected = {k: r for k, r in exact.results.items() if k[0] != "gradient" or k[1] in wanted}
@@ -190,7 +190,7 @@ def _try_again(kernel: Callable[..., Any], cases: Sequence[Case], runs: int, *, 
     yield Tried(f"{case.name}, {runs} times", REFUSED if differing else REPEATED, reason=text)
 
 
-def _are_equal(a: Results, b: Results) -> bool:
+def _are_equal(a: Execution, b: Execution) -> bool:
     """Whether two runs gave the same results, bit by bit."""
     if a.values.keys() != b.values.keys() or repr(a.plain) != repr(b.plain):
         return False

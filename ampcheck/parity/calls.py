@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ampcheck.core.errors import UsageError, as_result, brief
-from ampcheck.core.subject import Subject, is_architecture, load_attribute, load_subject
+from ampcheck.core.subject import Call, Subject, is_architecture, load_attribute, load_subject
 from ampcheck.core.text import listed
-from ampcheck.facts.memory import parts_of
+from ampcheck.numerics.run import Receive
 from ampcheck.records.results import Key
 from ampcheck.torchtools.closures import walk
+from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.dynamo import uncompiled
-from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.pytree import is_plain, map_tensors, results, tensors
-from ampcheck.torchtools.reachable import reach
-from ampcheck.torchtools.snapshot import preserved
+from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
 from ampcheck.torchtools.source import users_place
 
 
@@ -60,7 +58,10 @@ class Side:
         if self.function is not None:
             return self.function, self.args, self.kwargs
         assert self.build is not None
-        subject = raised_by(self, self.build)
+        try:
+            subject = self.build()
+        except BaseException as error:  # noqa: BLE001  # the user's code
+            raise_from(self, as_result(error))
         if not isinstance(subject, Subject):
             subject = Subject(subject, name=self.name)
         if len(subject.calls) != 1 or isinstance(subject.model, tuple):
@@ -75,92 +76,53 @@ class NoBackwardError(Exception):
     """The backward pass of a side raises."""
 
 
-def raised_by(side: Side, call: Callable[[], Any]) -> Any:
-    """Run code of the user. What it raises is a `UsageError` of its side; where only gradients prevent it,
+def raise_from(side: Side, error: BaseException, phase: str = "forward") -> NoReturn:
+    """Raise an exception of the user's code as a `UsageError` of its side; where only gradients prevent it, as
     `NoBackwardError`."""
-    try:
-        return call()
-    except UsageError:
-        raise
-    except BaseException as error:
-        text = brief(as_result(error))
-        if side.backward and isinstance(error, RuntimeError) and any(word in text for word in ("leaf", "grad")):
-            raise NoBackwardError(text) from error
-        file, line = users_place(error)
-        place = f" at {file}:{line}" if file else ""
-        raise UsageError(f"side {side.name} raised {text}{place}") from error
+    if isinstance(error, UsageError):
+        raise error
+    text = brief(error)
+    of_gradients = phase == "backward" or any(word in text for word in ("leaf", "grad"))
+    if side.backward and isinstance(error, RuntimeError) and of_gradients:
+        raise NoBackwardError(text) from error
+    if phase == "backward":
+        raise UsageError(f"the backward pass of {side.name} raised {text}") from error
+    file, line = users_place(error)
+    place = f" at {file}:{line}" if file else ""
+    raise UsageError(f"side {side.name} raised {text}{place}") from error
 
 
 class LiveCall:
-    """One call of a function on copies of its arguments."""
+    """One call of a side on copies of its arguments.
+
+    prepared: what runs. leaves: what gradients are taken of, by name. names: what may have a result of its own, whether
+    it has one or not: parameters and buffers. arguments: the tensors among them as they are before the call.
+    """
 
     def __init__(self, side: Side) -> None:
         function, args, kwargs = side.made()
         memories: dict[int, torch.UntypedStorage] = {}
         copied = partial(_copied, memories=memories, gradient=side.backward, own=side.own_gradients)
         args, kwargs = map_tensors(copied, list(args)), map_tensors(copied, dict(kwargs))
-        self._arguments = {path: t for path, t in tensors((list(args), kwargs)) if is_plain(t) and t.numel()}
-        self._before = {path: t.detach().clone() for path, t in self._arguments.items()}
-        module = function if isinstance(function, torch.nn.Module) else None
-        module = None if module is None else uncompiled(module)
-        named = {} if module is None else dict(module.named_parameters())
-        named = {_renamed(name, side.modules): p for name, p in named.items()} | dict(side.shared)
-        self._parameters = {f"parameter {name}": p for name, p in named.items()}
-        self._buffers = {} if module is None else {_renamed(n, side.modules): b for n, b in module.named_buffers()}
-        self._old = {name: buffer.detach().clone() for name, buffer in self._buffers.items()}
-        self._backward, self._name = side.backward, side.name
-        self.modules: dict[Key, torch.Tensor] = {}
-        with _module_results(side, module, self.modules), _autocast(side, self._arguments.values()):
-            returned = raised_by(side, lambda: function(*args, **kwargs))
-        self.outputs: dict[Key, torch.Tensor] = {("output", path, 0): t for path, t in _parts(returned)}
-        self.plain = {path: value for path, value in leaves_of(returned) if not isinstance(value, torch.Tensor)}
+        module = uncompiled(function) if isinstance(function, torch.nn.Module) else None
+        self.prepared = Prepared(function, (Call(args, kwargs),), module)
+        passed = {path: t for path, t in tensors((list(args), kwargs)) if is_plain(t) and t.numel()}
+        self.arguments = {path: t.detach().clone() for path, t in passed.items()}
+        of_module: tuple[Any, ...] = ({}, {})
+        if module is not None:
+            of_module = dict(module.named_parameters()), dict(module.named_buffers())
+        parameters, buffers = ({_renamed(n, side.modules): t for n, t in named.items()} for named in of_module)
+        arguments = {f"argument {path}": t for path, t in passed.items()}
+        parameters = {f"parameter {name}": p for name, p in (parameters | dict(side.shared)).items()}
+        leaves = (arguments | parameters).items() if side.backward else ()
+        self.leaves = {name: t for name, t in leaves if t.requires_grad and t.is_leaf}
+        self.names = frozenset((*parameters, *(f"buffer {name}" for name in buffers)))
+        self._old = {("written", f"argument {path}", 0): (passed[path], t) for path, t in self.arguments.items()}
+        self._old |= {("buffer", name, 0): (buffer, buffer.detach().clone()) for name, buffer in buffers.items()}
 
-    @property
-    def arguments(self) -> Mapping[str, torch.Tensor]:
-        """The tensors among the arguments, as they were before the call."""
-        return self._before
-
-    @property
-    def names(self) -> frozenset[str]:
-        """What may have a result of its own, whether it has one or not: parameters and buffers."""
-        return frozenset((*self._parameters, *(f"buffer {name}" for name in self._buffers)))
-
-    def results(self) -> dict[Key, torch.Tensor]:
-        """All results by key, in the order in which they are compared."""
-        return self.modules | self.outputs | self._written() | self._changed_buffers() | self._gradients()
-
-    def _written(self) -> dict[Key, torch.Tensor]:
-        """The arguments that the call has written."""
-        changed = {n: t for n, t in self._arguments.items() if not torch.equal(t.detach(), self._before[n])}
-        return {("written", f"argument {name}", 0): t for name, t in changed.items()}
-
-    def _changed_buffers(self) -> dict[Key, torch.Tensor]:
-        """The buffers that it has written."""
-        return {("buffer", n, 0): t for n, t in self._buffers.items() if not torch.equal(t, self._old[n])}
-
-    def _gradients(self) -> dict[Key, torch.Tensor]:
-        """The gradients of a sum of all outputs with random signs, which no norm takes out, and which are whole
-        numbers."""
-        roots = [t for t in self.outputs.values() if t.requires_grad and t.numel() and is_plain(t)]
-        arguments = {f"argument {path}": t for path, t in self._arguments.items()}
-        leaves = {name: t for name, t in (arguments | self._parameters).items() if t.requires_grad and t.is_leaf}
-        if not (self._backward and roots and leaves):
-            return {}
-        signs = [_signs(tensor) for tensor in roots]
-        try:
-            given = torch.autograd.grad(roots, list(leaves.values()), signs, allow_unused=True)
-        except RuntimeError as error:
-            raise NoBackwardError(brief(error)) from error
-        except Exception as error:
-            raise UsageError(f"the backward pass of {self._name} raised {brief(error)}") from error
-        return {("gradient", name, 0): g for name, g in zip(leaves, given, strict=True) if g is not None}
-
-
-def _parts(returned: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors with memory in what a call returned, by their paths."""
-    for path, leaf in results(returned):
-        if isinstance(leaf, torch.Tensor):
-            yield from parts_of(leaf, path)
+    def written(self) -> dict[Key, torch.Tensor]:
+        """The arguments and buffers that the call has written."""
+        return {key: t for key, (t, before) in self._old.items() if not torch.equal(t.detach(), before)}
 
 
 def _copied(
@@ -198,7 +160,7 @@ def _renamed(name: str, modules: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _module_results(side: Side, root: torch.nn.Module | None, results: dict[Key, torch.Tensor]) -> Iterator[None]:
+def module_results(side: Side, root: torch.nn.Module | None, keep: Receive) -> Iterator[None]:
     """Keep the floating results of the modules that are named, in the order in which they run."""
     known = {} if root is None else dict(root.named_modules())
     if absent := [path for path in side.modules if path not in known]:
@@ -206,55 +168,20 @@ def _module_results(side: Side, root: torch.nn.Module | None, results: dict[Key,
         raise UsageError(f"modules must name modules of {side.name}; there is no {absent[0]!r}, but {have}")
     calls = Counter[str]()
 
-    def keep(name: str, _module: object, _args: object, output: object) -> None:
+    def take(name: str, _module: object, _args: object, output: object) -> None:
         number = calls[name]
         calls[name] += 1
         title = f"{name} call {number}" if number else name
         for path, tensor in tensors(output):
             if tensor.is_floating_point():
-                results["module", f"{title} {path}".strip(), 0] = tensor
+                keep(("module", f"{title} {path}".strip(), 0), tensor)
 
-    hooks = [known[path].register_forward_hook(partial(keep, name)) for path, name in side.modules.items()]
+    hooks = [known[path].register_forward_hook(partial(take, name)) for path, name in side.modules.items()]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _autocast(side: Side, arguments: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
-    if side.dtype is None:
-        return nullcontext()
-    device = next((tensor.device.type for tensor in arguments), "cpu")
-    return torch.autocast(device, side.dtype)
-
-
-def _signs(tensor: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(tensor.numel())
-    signs = torch.randint(0, 2, (tensor.numel(),), generator=generator).mul_(2).sub_(1)
-    return signs.view(tensor.shape).to(tensor)
-
-
-def leaves_of(returned: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """The tensors, numbers, texts and None in what a call returned, in lists, tuples and mappings, by their paths."""
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(returned, Mapping):
-        items = returned.items()
-    elif isinstance(returned, (list, tuple)):
-        items = enumerate(returned)
-    elif returned is None or isinstance(returned, (torch.Tensor, bool, int, float, complex, str)):
-        yield path, returned
-    elif type(returned).__module__ == "numpy":
-        yield path, repr(returned.tolist()) if hasattr(returned, "tolist") else repr(returned)
-    for key, value in items:
-        yield from leaves_of(value, f"{path}.{key}" if path else str(key))
-
-
-@contextmanager
-def restored(function: object) -> Iterator[None]:
-    """Restore what a function leads to, its modules with their gradients among them, and PyTorch's settings."""
-    with preserved_state(), preserved(reach({"": function}), process=False):
-        yield
 
 
 def modules_of(function: object) -> list[torch.nn.Module]:

@@ -22,7 +22,7 @@ from ampcheck.parity.functions import have_equal_bits, is_determined, roundings_
 from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
 from ampcheck.parity.parting import Parting, find_parting, shared_values, walk_back
-from ampcheck.parity.recorded import Recorded, execution_of
+from ampcheck.parity.recorded import Recorded
 from ampcheck.parity.relations import (
     Relations,
     common_keys,
@@ -54,7 +54,7 @@ def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limit
     a, b = _sharing(a, b)
     bitwise = relation == "bitwise"
     runs = [
-        execution_of(side) if isinstance(side, Recorded) else execute(side, trail=Trail(bits=True) if bitwise else None)
+        side.execution() if isinstance(side, Recorded) else execute(side, trail=Trail(bits=True) if bitwise else None)
         for side in (a, b)
     ]
     _drop_gradients_of_one(runs)
@@ -78,7 +78,7 @@ def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
 
 def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
     """Leave gradients out where the backward pass of one side raised."""
-    for run in runs if any(run.no_backward for run in runs) else ():
+    for run in runs if any(run.backward_raised for run in runs) else ():
         run.results = {key: result for key, result in run.results.items() if key[0] != "gradient"}
 
 
@@ -205,7 +205,7 @@ def _run_independently(
     for number in sorted((0, 1), key=lambda number: opaque[number]):
         side = sides[number]
         if isinstance(side, Recorded):
-            runs[number] = execution_of(side, own=True)
+            runs[number] = side.execution(own=True)
             continue
         is_reference = not opaque[number] and any(opaque)
         trail = Trail(shapes=EVERY_SHAPE) if is_reference else Trail()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -15,17 +14,21 @@ from ampcheck.core.arm import Arm
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage
 from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.numerics import record
 from ampcheck.numerics.measure import counted_results, judged_by, positive, unruled
-from ampcheck.parity.calls import LiveCall, NoBackwardError, Side, restored
+from ampcheck.numerics.run import OWN_BACKWARD, RunPlan, run_subject
+from ampcheck.parity.calls import LiveCall, NoBackwardError, Side, module_results, modules_of, raise_from
 from ampcheck.parity.trail import Trail, is_opaque
 from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.results import Key, ResultError
 from ampcheck.shadow.call import Call
-from ampcheck.shadow.compare import Result, compare_results, compare_shadowed, result_of, with_totals
-from ampcheck.shadow.freedom import Freedom
+from ampcheck.shadow.compare import compare_results, compare_shadowed, with_totals
 from ampcheck.shadow.independent import ObservedShadow
+from ampcheck.torchtools.global_state import preserved_state
 from ampcheck.torchtools.private import without_modes
+from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.seeds import seeded
+from ampcheck.torchtools.snapshot import preserved
 
 RESULTS = ("module", "output", "written", "buffer", "gradient")
 """Kinds of results, in the order in which they are compared: of modules that are named, what a call returns, arguments
@@ -43,30 +46,28 @@ class OpaqueJudge(Protocol):
 
 
 @dataclass(slots=True)
-class Execution:
-    """What one execution gave.
+class Execution(record.Execution):
+    """What one execution of a side gave.
 
-    results: by key. errors: how far each of them lies from its exact value. stats: what the checks of a run in low
-    precision look at. opaque: ops that were not followed inside. trail: where it was asked for, with the record of each
-    result in `records`. plain: numbers, texts and None that the call returned, by path. names: parameters and buffers
-    that it has. arguments: as they were given. compiled: errors of the results of compiled code, which the shadow runs
-    in eager mode. notes: what else is to be known of the comparison. no_backward: its backward pass raises.
+    errors: how far each result lies from its exact value. stats: what the checks of a run in low precision look at.
+    opaque: ops that were not followed inside. trail: where it was asked for, with the record of each result in
+    `records`. names: parameters and buffers that it has. arguments: as they were given. compiled_calls: calls of
+    compiled code, which the shadow runs in eager mode; compiled: errors of the results of that code. notes: what else
+    is to be known of the comparison. backward_raised: it was left out then.
     """
 
-    side: Side
-    results: dict[Key, Result] = field(default_factory=dict)
+    side: Side = field(kw_only=True)
     errors: tuple[ResultError, ...] = ()
     stats: NumericsStats | None = None
-    freedom: Freedom | None = None
     opaque: Counter[str] = field(default_factory=Counter)
     trail: Trail | None = None
     records: dict[Key, int] = field(default_factory=dict)
-    plain: Mapping[str, object] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
     arguments: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    compiled_calls: int = 0
     compiled: tuple[ResultError, ...] = ()
     notes: list[str] = field(default_factory=list)
-    no_backward: bool = False
+    backward_raised: bool = False
 
     def is_behind_opaque(self, key: Key) -> bool:
         """Whether an op that cannot be followed inside may have made a result; True where no trail tells."""
@@ -84,28 +85,75 @@ def execute(
 ) -> Execution:
     """Run a side once under a shadow, on copies of its arguments, with equal seeds; its state is as before.
 
-    trail: records the values. independent: exact takes the decisions, and no run is judged. replace_opaque: gives
-    companions to what an op that cannot be followed returned. A backward pass that raises is left out with a note.
-    Raises `UsageError` for a side that raises.
+    trail: how values are recorded, in one of the run's own. independent: exact takes the decisions, and no run is
+    judged. replace_opaque: gives companions to what an op that cannot be followed returned. A backward pass that raises
+    is left out with a note. Raises `UsageError` for a side that raises.
     """
-    run = Execution(side, trail=trail)
-    if replace_opaque is not None:
-        replace_opaque.begin()
-    observer = partial(_observe, run, replace_opaque)
-    try:
-        with seeded(), restored(side.function):
-            compiled = _execute(run, observer, independent, judged=not independent or replace_opaque is not None)
-        if compiled and not independent:
-            run.compiled = _compiled(run)
-    except NoBackwardError as error:
-        again = None if trail is None else Trail(shapes=trail.shapes, bits=trail.bits)
-        forward = execute(
-            replace(side, backward=False), trail=again, independent=independent, replace_opaque=replace_opaque
-        )
-        forward.notes.append(f"gradients are not compared: {side.name} raised {error}")
-        forward.no_backward = True
-        return forward
+
+    def once(side: Side) -> Execution:
+        run = Execution(side=side, trail=trail and Trail(shapes=trail.shapes, bits=trail.bits))
+        _follow(run, independent, replace_opaque)
+        return run
+
+    run = _restored(side, once)
+    if run.compiled_calls and not independent:
+        run.compiled = compare_results(run.results, run_plainly(run.side).values, run.freedom)
     return run
+
+
+def run_plainly(side: Side) -> Execution:
+    """Run a side as it is, on copies of its arguments. Raises `UsageError` where it raises."""
+
+    def once(side: Side) -> Execution:
+        run = Execution(side=side)
+        _run(run)
+        return run
+
+    return _restored(side, once)
+
+
+def _restored(side: Side, once: Callable[[Side], Execution]) -> Execution:
+    """Run a side with equal seeds, and restore its state; without gradients where its backward pass raises.
+
+    Modules are restored wherever the side finds them, and other objects unless they are global variables.
+    """
+    reached = reach({"": side.function, "modules": modules_of(side.function)}, near=True)
+    try:
+        with seeded(), preserved_state(), preserved(reached, process=False):
+            return once(side)
+    except NoBackwardError as error:
+        run = _restored(replace(side, backward=False), once)
+        run.notes.append(f"gradients are not compared: {side.name} raised {error}")
+        run.backward_raised = True
+        return run
+
+
+def _run(run: Execution) -> dict[Key, torch.Tensor]:
+    """Run the side of a record, and keep its results, which are returned as they live. Raises as `raise_from` does."""
+    side, call, live = run.side, LiveCall(run.side), dict[Key, torch.Tensor]()
+
+    def keep(key: Key, tensor: torch.Tensor) -> None:
+        if key[1].endswith(OWN_BACKWARD):
+            return
+        live[key] = tensor
+        with without_modes(), torch.no_grad():
+            run.results[key] = run.copied(tensor.detach())
+            if run.trail is not None and has_companions(tensor) and tensor.numel():
+                run.records[key] = run.trail.number(tensor.detach())
+
+    device = next((tensor.device.type for tensor in call.arguments.values()), "cpu")
+    ambient = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    grad = side.backward and torch.is_grad_enabled()
+    plan = RunPlan(device, side.dtype or ambient, grad=grad, signs=True, seeds=False)
+    with module_results(side, call.prepared.root, keep):
+        run_subject(call.prepared, plan, keep, run=run, leaves=call.leaves)
+    if run.error is not None:
+        raise_from(side, run.error, run.phase)
+    for key, tensor in call.written().items():
+        keep(key, tensor)
+    run.results = {key: run.results[key] for key in sorted(run.results, key=lambda key: RESULTS.index(key[0]))}
+    run.names, run.arguments = call.names, call.arguments
+    return live
 
 
 def _observe(run: Execution, replace_opaque: OpaqueJudge | None, shadow: ObservedShadow, call: Call) -> None:
@@ -117,40 +165,31 @@ def _observe(run: Execution, replace_opaque: OpaqueJudge | None, shadow: Observe
         run.trail(call)
 
 
-def _execute(
-    run: Execution, observer: Callable[[ObservedShadow, Call], None], independent: bool, *, judged: bool
-) -> int:
-    """Run a side; how often it called compiled functions.
+def _follow(run: Execution, independent: bool, replace_opaque: OpaqueJudge | None) -> None:
+    """Run a side under a shadow.
 
-    judged: how often values were rounded, by which kernels are judged, is known of such a run alone.
+    How often values were rounded, by which kernels are judged, is known of a run that is judged alone.
     """
-    side = run.side
+    side, judged = run.side, not independent or replace_opaque is not None
     module = side.function if isinstance(side.function, torch.nn.Module) else None
     shadow = ObservedShadow(module, independent=independent, judge=judged, freedom=True)
-    shadow.observer = partial(observer, shadow)
+    shadow.observer = partial(_observe, run, replace_opaque, shadow)
     if run.trail is not None:
         run.trail.shadow = shadow
-    with shadow, nullcontext() if side.backward else torch.no_grad():
-        live = LiveCall(side)
-        results = live.results()
-        run.plain, run.names, run.arguments = live.plain, live.names, live.arguments
-        named = {str_of(key): t for key, t in results.items() if has_companions(t)}
-        of_backward = {name: t for name, t in named.items() if name.startswith("gradient")}
-        shadow.reach({f"the {name}": t for name, t in named.items() if name not in of_backward}, of_backward)
-        with without_modes(), torch.no_grad():
-            run.results = {key: result_of(shadow, t.detach()) for key, t in results.items()}
-            if run.trail is not None:
-                run.records = {
-                    k: run.trail.number(t.detach()) for k, t in results.items() if has_companions(t) and t.numel()
-                }
-    run.freedom = shadow.freedom
+    if replace_opaque is not None:
+        replace_opaque.begin()
+    with shadow:
+        run.shadow = shadow
+        named = {key: t for key, t in _run(run).items() if has_companions(t)}
+        of_backward = {str_of(key): t for key, t in named.items() if key[0] == "gradient"}
+        shadow.reach({f"the {str_of(key)}": t for key, t in named.items() if key[0] != "gradient"}, of_backward)
+    run.freedom, run.compiled_calls, run.shadow = shadow.freedom, shadow.compiled, None
     known = {
         key: result for key, result in run.results.items() if result.reference is not None and result.value.numel()
     }
     run.errors = tuple(with_totals(compare_shadowed(k, r.value, r.reference) for k, r in known.items() if r.reference))
     if judged:
         run.stats = _stats(run, shadow)
-    return shadow.compiled
 
 
 def str_of(key: Key) -> str:
@@ -181,37 +220,3 @@ def _of_outputs(errors: Iterable[ResultError]) -> Iterator[ResultError]:
     for error in errors:
         if error.kind != "module":
             yield replace(error, key=("output", *error.key[1:])) if error.kind == "written" else error
-
-
-def _compiled(run: Execution) -> tuple[ResultError, ...]:
-    """The results of compiled code beside the exact values of the eager run."""
-    return compare_results(run.results, run_plainly(run.side).values, run.freedom)
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """The results of a run without a shadow, by key. plain: numbers, texts and None. notes: what else is to be
-    known."""
-
-    values: Mapping[Key, torch.Tensor]
-    plain: Mapping[str, object] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def run_plainly(side: Side) -> Results:
-    """Run a side as it is, on copies of its arguments. Raises `UsageError` where it raises."""
-    notes: tuple[str, ...] = ()
-    with seeded(), restored(side.function):
-        try:
-            results, plain = _run_once(side)
-        except NoBackwardError as error:
-            notes = (f"gradients are not compared: {side.name} raised {error}",)
-            results, plain = _run_once(replace(side, backward=False))
-    return Results(results, plain, notes)
-
-
-def _run_once(side: Side) -> tuple[dict[Key, torch.Tensor], Mapping[str, object]]:
-    with nullcontext() if side.backward else torch.no_grad():
-        live = LiveCall(side)
-        kept = {key: tensor.detach().clone() for key, tensor in live.results().items()}  # before buffers are restored
-        return kept, live.plain

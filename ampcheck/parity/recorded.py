@@ -40,45 +40,34 @@ SCHEMA = 1
 class Recorded:
     """An execution as a file keeps it.
 
-    results: by key, with exact values that follow the decisions of the run; own: the same where exact decides.
-    failures: what the checks find in the run. environment: where it ran. opaque: ops that were not followed inside.
-    plain, names, notes: see `Execution`; numbers where exact decides.
+    run: with exact values that follow its decisions; own: where exact decides, of which both have the numbers.
+    failures: what the checks find in the run. environment: where it ran.
     """
 
     name: str
-    results: Mapping[Key, Result]
-    own: Mapping[Key, Result]
+    run: Execution
+    own: Execution
     failures: tuple[Finding, ...] = ()
     environment: Mapping[str, Scalar] = field(default_factory=dict)
-    opaque: tuple[str, ...] = ()
-    plain: Mapping[str, object] = field(default_factory=dict)
-    names: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+
+    def execution(self, *, own: bool = False) -> Execution:
+        """One of the two, of a side with this name."""
+        return replace(self.own if own else self.run, side=Side(self.name))
 
 
 def record(side: Side, limits: Limits | None = None) -> Recorded:
     """Run a side, and keep what a comparison needs."""
-    run = execute(side)
-    own = execute(side, independent=True)
+    run, own = execute(side), execute(side, independent=True)
     failures = tuple(failures_of(run, resolve_limits(limits)))
-    return Recorded(
-        side.name,
-        run.results,
-        own.results,
-        failures,
-        environment(),
-        tuple(sorted(run.opaque)),
-        own.plain,
-        run.names,
-        tuple(run.notes),
-    )
+    run.plain = own.plain
+    return Recorded(side.name, run, own, failures, environment())
 
 
 def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
     """Write a record as `.npz`, whole or not at all."""
     arrays: dict[str, Any] = {}
     entries: list[dict[str, Any]] = []
-    for group, results in (("results", recorded.results), ("own", recorded.own)):
+    for group, results in (("results", recorded.run.results), ("own", recorded.own.results)):
         for key, result in results.items():
             number = str(len(entries))
             entry = {"group": group, "key": key, "terms": result.terms, "roundings": result.roundings}
@@ -94,13 +83,13 @@ def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
         "name": recorded.name,
         "entries": entries,
         "run": Run(recorded.environment, recorded.failures).to_json(),
-        "opaque": recorded.opaque,
+        "opaque": sorted(recorded.run.opaque),
         "plain": [
             [path, "complex", str(v)] if isinstance(v, complex) else [path, "", tag_nonfinite(v)]
-            for path, v in recorded.plain.items()
+            for path, v in recorded.run.plain.items()
         ],
-        "names": sorted(recorded.names),
-        "notes": recorded.notes,
+        "names": sorted(recorded.run.names),
+        "notes": recorded.run.notes,
     }
     content = io.BytesIO()
     numpy.savez_compressed(content, head=numpy.array(json.dumps(head)), **arrays)
@@ -119,22 +108,15 @@ def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
                 groups[entry["group"]][kind, title, step] = _result(entry, arrays, str(number))
             run = Run.from_json(head["run"])
             plain = {path: complex(v) if kind else untag_nonfinite(v) for path, kind, v in head["plain"]}
-            names, notes, opaque = frozenset(head["names"]), tuple(head["notes"]), tuple(head["opaque"])
+            execution = Execution(side=Side(name), results=groups["results"], plain=plain)
+            execution.names, execution.notes = frozenset(head["names"]), list(head["notes"])
+            execution.opaque.update(head["opaque"])
     except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"no recorded execution could be read from {os.fspath(path)}: {error}") from error
     failures = tuple(replace(finding, subject=name) for finding in run.findings)
-    results, own = groups["results"], groups["own"]
-    return Recorded(name, results, own, failures, run.environment, opaque, plain, names, notes)
-
-
-def execution_of(recorded: Recorded, *, own: bool = False) -> Execution:
-    """A record as an execution. own: with the exact values that decide themselves."""
-    run = Execution(Side(recorded.name), dict(recorded.own if own else recorded.results))
-    run.plain, run.names, run.notes = recorded.plain, recorded.names, list(recorded.notes)
-    run.opaque.update(recorded.opaque)
-    return run
+    return Recorded(name, execution, replace(execution, results=groups["own"]), failures, run.environment)
 
 
 def _bits(tensor: torch.Tensor) -> Any:

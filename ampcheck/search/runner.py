@@ -23,7 +23,8 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
-from ampcheck.numerics.run import Outcome, RunPlan, run_subject
+from ampcheck.numerics.record import Execution
+from ampcheck.numerics.run import RunPlan, run_subject
 from ampcheck.parity.example import Example
 from ampcheck.records.results import MOVE
 from ampcheck.shadow import Shadow
@@ -63,7 +64,7 @@ class Runner:
         receive: Callable[[str, torch.Tensor], None],
         shadow: Shadow | None = None,
         around: Around | None = None,
-    ) -> Outcome:
+    ) -> Execution:
         """Run the example under autocast, or natively in 16 bits.
 
         receive: called with each output and its path; buffers among them are restored afterwards. shadow: of an eager
@@ -116,7 +117,7 @@ class Runner:
         cast: torch.dtype | None = None,
         contexts: Any = (),
         around: Around | None = None,
-    ) -> Outcome:
+    ) -> Execution:
         """Run one example forward, and restore what it changed. Raises `UsageError` as the run does."""
         function = prepared.model if around is None else around(prepared.model)
 

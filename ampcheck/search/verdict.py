@@ -10,7 +10,8 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.norms import finite_parts, real_parts
-from ampcheck.numerics.run import Outcome, is_floating
+from ampcheck.numerics.losses import is_floating
+from ampcheck.numerics.record import Execution
 from ampcheck.parity.example import Example
 from ampcheck.records import faults
 from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
@@ -57,7 +58,7 @@ class Judged:
                 self.shadow.reach({path: tensor})
                 self._judge(path, tensor, result.reference)
 
-    def end(self, outcome: Outcome) -> Look:
+    def end(self, outcome: Execution) -> Look:
         """What the whole run shows."""
         kind, *outputs = outcome.shapes.values()
         self.dropped.update([f"results without tensors ({kind})"] if not outputs else ())

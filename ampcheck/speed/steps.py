@@ -14,7 +14,7 @@ from ampcheck.compiled.options import MODES
 from ampcheck.core.arguments import parse_choice
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Kind, Subject
-from ampcheck.numerics.run import total_loss
+from ampcheck.numerics.losses import total_loss
 from ampcheck.speed.paired import Step
 from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.copying import Prepared, forward_through, is_compiled_already, prepare, recompiled

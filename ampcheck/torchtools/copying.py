@@ -87,6 +87,22 @@ def _mapped(function: Callable[[torch.Tensor], torch.Tensor], calls: Sequence[Ca
     return tuple(Call(map_tensors(function, c.args), map_tensors(function, dict(c.kwargs))) for c in calls)
 
 
+def fresh_call(call: Call, device: str | None = None) -> Call:
+    """The arguments of a call as new tensors, on `device` if given, with what the user marked for Dynamo."""
+
+    def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+        copied = tensor.detach().clone()
+        if device is not None and device_of(tensor) != torch.device(device):
+            copied = copied.to(device)
+        copied.requires_grad_(tensor.requires_grad)
+        for name, value in vars(tensor).items():
+            if name.startswith("_"):  # where torch._dynamo.mark_dynamic and mark_static write
+                setattr(copied, name, copy.copy(value))
+        return copied
+
+    return _mapped(duplicate, [call])[0]
+
+
 def _cast_dtype(tensor: torch.Tensor, to: torch.dtype | None) -> torch.dtype:
     if to is None:
         return tensor.dtype

@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import MODELS, Subject
-from ampcheck.numerics.run import total_loss
+from ampcheck.numerics.losses import total_loss
 from ampcheck.torchtools.copying import forward_through, prepare
 from ampcheck.torchtools.private import run_backward
 from ampcheck.torchtools.pytree import tensors

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ampcheck.compiled.accuracy.judge import run_compiled, run_eager
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.record import run_plan
-from ampcheck.numerics.run import RunPlan
+from ampcheck.numerics.run import RunPlan, run_subject
 from ampcheck.records.accuracy import AOT_EAGER
 from ampcheck.torchtools.copying import prepare
 
@@ -40,7 +39,7 @@ def test_successive_calls_and_updates_go_on_from_the_state_of_the_last() -> None
     with torch.no_grad():
         model.weight.fill_(1.0)
     subject = Subject((model, [(torch.tensor([[1.0, 0.0]]),), (torch.tensor([[0.0, 1.0]]),)]))
-    outcome = run_plan(RunPlan(steps=2, rate=0.25), prepare(subject))
+    outcome = run_subject(prepare(subject), RunPlan(steps=2, rate=0.25), keep=True)
     # Gradient descent on y**2 with this rate halves the weight that the call's input chooses, at each step.
     assert [float(outcome.values["output", "", step]) for step in range(4)] == [1.0, 1.0, 0.5, 0.5]
     assert outcome.values["update", "weight", 3].tolist() == [[-0.75, -0.75]]
@@ -62,8 +61,8 @@ def test_casts_alone_in_a_float32_model_are_meant_and_autocast_is_not() -> None:
 def test_decisions_that_a_rounding_turns_are_counted(values: list[float], ties: int) -> None:
     subject = Subject((lambda x: (x * 1.1).argmax(-1), [(torch.tensor([values]),)]))
     eager = run_eager(subject, RunPlan(no_backward="not asked"), torch.float32)
-    assert eager.freedom is not None
-    assert eager.freedom.near_ties == ties
+    assert eager.outcome.freedom is not None
+    assert eager.outcome.freedom.near_ties == ties
 
 
 def test_the_longest_sum_is_known() -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.compiled.accuracy.beside import judge_compiled_run, measure_compiled_run
-from ampcheck.compiled.accuracy.judge import judge_accuracy
+from ampcheck.compiled.accuracy.judge import accuracy_run, judge_accuracy, measure_compiled_run
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
@@ -43,7 +42,7 @@ def compiled_run(model: nn.Module, *args: Tensor, loss: Callable[[Any], Tensor] 
     """Judge the compiled run of an audit in bfloat16, compiled by aot_eager, which is quick."""
     subject = Subject((torch.compile(model, backend="aot_eager"), args), name="model", loss=loss)
     eager = measure_numerics(subject, LOW, compared=True)
-    return judge_compiled_run(measure_compiled_run(subject, eager, LOW), Limits())
+    return accuracy_run(measure_compiled_run(subject, eager, LOW), Limits())
 
 
 def judged(forward: Forward, planted: bool, loss: Callable[[Any], Tensor] | None = None) -> Run:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.compiled.accuracy.beside import measure_compiled_run
+from ampcheck.compiled.accuracy.judge import measure_compiled_run
 from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import Subject
 from ampcheck.numerics import measure_numerics
@@ -22,8 +22,7 @@ def test_the_exact_values_are_those_of_a_float64_copy() -> None:
     wide = copy.deepcopy(model).double()
     out = wide(x.double())
     out.square().mean().backward()
-    assert measured.recorded is not None
-    results = measured.recorded.results
+    results = measured.run.results
     exact = {key: result.reference.exact for key, result in results.items() if result.reference is not None}
     assert torch.allclose(exact["output", "", 0], out, rtol=1e-12)
     for name, parameter in wide.named_parameters():

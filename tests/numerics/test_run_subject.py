@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ampcheck import assert_compiled, audit
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.numerics.run import RunPlan, run_subject, total_loss
+from ampcheck.numerics.losses import total_loss
+from ampcheck.numerics.run import RunPlan, run_subject
 from ampcheck.records.results import Key
 from ampcheck.torchtools.copying import prepare
 from ampcheck.torchtools.global_state import preserved_state, read_state

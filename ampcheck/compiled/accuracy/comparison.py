@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from ampcheck.core.run import Where
-from ampcheck.numerics.record import NUMPY, Recorded
+from ampcheck.core.subject import Subject
+from ampcheck.numerics.record import NUMPY, Execution
+from ampcheck.numerics.run import RunPlan
 from ampcheck.records.accuracy import OTHER_STREAMS
 from ampcheck.records.results import CHANGES, FLOAT32, MOVE, Key, ResultError
 from ampcheck.shadow import Reference
 from ampcheck.shadow.compare import Result, compare_results
-from ampcheck.shadow.freedom import Freedom
 
 _DECIDED_BY_ROUNDING = 0.5
 """The relative error of an element of a gradient in eager mode from which an optimizer may step either way."""
@@ -26,25 +28,42 @@ _OF_NUMPY = (
 )
 
 
-def compare_runs(
-    eager: Recorded, other: Recorded, freedom: Freedom | None, *, own_optimizer: bool = False, casts: bool = False
-) -> tuple[tuple[ResultError, ...], Counter[str]]:
+@dataclass(slots=True)
+class EagerRun:
+    """The shadowed eager run of a subject, with which other runs are compared.
+
+    incomparable: why none can be. options: of `torch.compile`. casts: see `compare_results`. masked: see `run_subject`.
+    beside: it is that of an audit, whose findings are judged, too.
+    """
+
+    subject: Subject
+    plan: RunPlan
+    dtype: torch.dtype
+    options: Mapping[str, Any]
+    outcome: Execution
+    incomparable: str = ""
+    casts: bool = False
+    masked: Collection[Key] = ()
+    beside: bool = False
+
+
+def compare_runs(eager: EagerRun, other: Execution) -> tuple[tuple[ResultError, ...], Counter[str]]:
     """The errors of a run beside the shadowed eager run of the same plan, and what is left out: reason and count.
 
-    own_optimizer: the user's updates the weights. freedom, casts: see `compare_results`. Of a run that raised, the
-    results before the exception are compared.
+    Of a run that raised, the results before the exception are compared.
     """
-    left_out = Counter((eager.dropped | other.dropped).values())
-    results, values = dict(eager.results), dict(other.values)
-    if eager.ran.error is not None or other.ran.error is not None:
+    first = eager.outcome
+    left_out = Counter((first.dropped | other.dropped).values())
+    results, values = dict(first.results), other.values
+    if first.error is not None or other.error is not None:
         results = {key: r for key, r in results.items() if key in values and key[0] not in CHANGES}
     else:
-        _add_unchanged(eager, other, results, values)
+        _add_unchanged(first, other, results, values)
     for key in other.dropped:
         results.pop(key, None)
-    if own_optimizer:
-        left_out += _leave_out_noise(eager, results, values)
-    return compare_results(results, values, freedom, casts=casts), left_out
+    if eager.plan.optimizer is not None:
+        left_out += _leave_out_noise(first, results, values)
+    return compare_results(results, values, first.freedom, casts=eager.casts), left_out
 
 
 def lowered_ops(eager: Mapping[Where, bool], compiled: Iterable[Where]) -> tuple[Where, ...]:
@@ -62,16 +81,16 @@ def lowered_ops(eager: Mapping[Where, bool], compiled: Iterable[Where]) -> tuple
     return tuple(dict.fromkeys(w for w in places if not (eager if w.module else lines).get(w, True)))
 
 
-def other_streams(eager: Recorded, compiled: Recorded) -> str:
+def other_streams(eager: Execution, compiled: Execution) -> str:
     """Why the runs drew different random numbers; "" where all streams of both ended alike."""
-    if not eager.random or compiled.streams == eager.streams or compiled.ran.error is not None:
+    if not eager.random or compiled.streams == eager.streams or compiled.error is not None:
         return ""
     drawn, left = eager.streams[NUMPY] != eager.begun[NUMPY], compiled.streams[NUMPY] == compiled.begun[NUMPY]
     return f"{OTHER_STREAMS}{_OF_NUMPY if drawn and left else ''}"
 
 
 def _add_unchanged(
-    eager: Recorded, other: Recorded, results: dict[Key, Result], values: dict[Key, torch.Tensor]
+    eager: Execution, other: Execution, results: dict[Key, Result], values: dict[Key, torch.Tensor]
 ) -> None:
     """What one of the two runs alone has changed, the other changed by zero."""
     for key in [key for key in (*results, *values) if key[0] in CHANGES]:
@@ -84,7 +103,7 @@ def _add_unchanged(
             results[key] = Result(zero, exactly if floating else None)
 
 
-def _leave_out_noise(eager: Recorded, results: dict[Key, Result], values: dict[Key, torch.Tensor]) -> Counter[str]:
+def _leave_out_noise(eager: Execution, results: dict[Key, Result], values: dict[Key, torch.Tensor]) -> Counter[str]:
     """Leave out the elements of weights whose gradient is zero but for rounding; count them.
 
     An update may be as far off as its gradient in eager mode, element by element: an optimizer that divides by the
@@ -107,7 +126,7 @@ def _leave_out_noise(eager: Recorded, results: dict[Key, Result], values: dict[K
     return +left_out
 
 
-def _gradient_errors(eager: Recorded) -> dict[str, torch.Tensor]:
+def _gradient_errors(eager: Execution) -> dict[str, torch.Tensor]:
     """The largest relative error of the elements of the gradients of each parameter, in all steps of eager mode."""
     largest: dict[str, torch.Tensor] = {}
     for (kind, name, _), result in eager.results.items():

@@ -17,20 +17,22 @@ import torch
 from ampcheck.autocast.emulate import arm_of
 from ampcheck.autocast.missing import lacking
 from ampcheck.compiled.accuracy.checks import check_accuracy
-from ampcheck.compiled.accuracy.comparison import compare_runs, lowered_ops, other_streams
+from ampcheck.compiled.accuracy.comparison import EagerRun, compare_runs, lowered_ops, other_streams
 from ampcheck.compiled.accuracy.plans import plans
 from ampcheck.compiled.accuracy.tables import tables
 from ampcheck.compiled.options import CompileOptions, Optimizer
 from ampcheck.core.arm import Arm
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
+from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, Run, Where
 from ampcheck.core.subject import MODELS, Subject
 from ampcheck.numerics.arm_format import native_format
 from ampcheck.numerics.compiled import Graphs, measure_graphs
-from ampcheck.numerics.record import Recorded, run_plan
-from ampcheck.numerics.run import Blocks, RunPlan
+from ampcheck.numerics.measure import Measured
+from ampcheck.numerics.record import Execution
+from ampcheck.numerics.run import Blocks, RunPlan, run_subject
 from ampcheck.records.accuracy import (
     AOT_EAGER,
     BACKWARD_AUTOCAST,
@@ -43,10 +45,10 @@ from ampcheck.records.accuracy import (
     Trial,
     counted_errors,
 )
-from ampcheck.records.results import PRECISION, Key, ResultError
+from ampcheck.records.results import PRECISION, ResultError
 from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.freedom import Freedom
+from ampcheck.telemetry.checks import telemetry_tables
 from ampcheck.telemetry.sites import Level, ops_in_16_bits
 from ampcheck.telemetry.telemetry import Telemetry
 from ampcheck.torchtools.copying import NO_SCRIPT, Prepared, is_compiled_already, is_scripted, prepare, recompiled
@@ -57,31 +59,12 @@ from ampcheck.torchtools.source import users_place
 _ROUNDINGS = frozenset(("aten::_to_copy", "aten::copy_", "aten::clone"))
 
 
-@dataclass(slots=True)
-class EagerRun:
-    """The shadowed eager run of a subject, with which compiled runs are compared.
-
-    incomparable: why none can be. options: of `torch.compile`. freedom, casts: see `compare_results`. masked: see
-    `run_subject`.
-    """
-
-    subject: Subject
-    plan: RunPlan
-    dtype: torch.dtype
-    options: Mapping[str, Any]
-    outcome: Recorded
-    incomparable: str = ""
-    freedom: Freedom | None = None
-    casts: bool = False
-    masked: Collection[Key] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class CompiledRun:
     """A compiled run: its results beside the exact ones, the exception that ended it, its graphs, ops that they compute
     in 16 bits and eager mode in float32, and what of the results was left out."""
 
-    outcome: Recorded
+    outcome: Execution
     graphs: Graphs
     errors: tuple[ResultError, ...] = ()
     raised: str = ""
@@ -108,10 +91,9 @@ def measure_accuracy(
     `UsageError` for a subject that cannot be copied.
     """
     narrow = dtype or native_format(subject) or torch.float32
-    if is_scripted(subject):
-        arm, name = _arm(dtype, narrow), format_of(narrow).name
-        return AccuracyStats(subject.name, arm, name, unsupported=NO_SCRIPT)
     asked = RunPlan(device, dtype, steps=steps, optimizer=optimizer, grad=backward)
+    if is_scripted(subject):
+        return _scripted(EagerRun(subject, asked, narrow, {}, Execution()))
     first, *more = (_measure(run_eager(subject, plan, narrow, options)) for plan in plans(subject, asked, narrow))
     if not more or more[0].exceptions.eager:
         return first
@@ -141,8 +123,33 @@ def judge_accuracy(
         raise UsageError(f"{judged.name} is of kind '{judged.kind.value}': compiled code is judged through its model")
     arguments, device, steps = options.arguments() if options is not None else None, plan.device, plan.steps or 1
     stats = measure_accuracy(judged, device=device, dtype=dtype, steps=steps, optimizer=optimizer, options=arguments)
-    findings = tuple(check_accuracy(stats, plan.limits, plan.checks))
-    return Run(findings=findings, coverage=stats.coverage, tables=tables(stats))
+    return accuracy_run(stats, plan.limits, plan.checks)
+
+
+def accuracy_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] | None = None) -> Run:
+    """The findings about a compiled run, with its tables."""
+    inside = stats.inside if stats.beside else None
+    of_graphs = telemetry_tables(replace(inside, subject=stats.name)) if inside is not None else ()
+    findings = tuple(check_accuracy(stats, limits, checks))
+    return Run(findings=findings, coverage=stats.coverage, tables=(*tables(stats), *of_graphs))
+
+
+def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) -> AccuracyStats:
+    """Run the subject of an eager run under `torch.compile`, or as it is compiled already.
+
+    Outputs, loss, gradients, and what the calls change are compared with the exact values of the eager run, at its loss
+    scale, and what each cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
+    """
+    run = EagerRun(subject, eager.plan, dtype, {}, eager.run, masked=eager.masked, beside=True)
+    if is_scripted(subject):
+        return _scripted(run)
+    compiled = run_whole_or_parts(run, inside={"aside": True})
+    if compiled.raised and eager.plan.no_backward:
+        # AOTAutograd differentiates before forward runs, and raises then what eager mode raises in backward.
+        compiled = run_compiled(replace(run, plan=replace(eager.plan, grad=False)), inside={"aside": True})
+    compiled = with_places(run, compiled)
+    run.incomparable = not_repeatable(run, compiled) if compiled.errors else "the calls give no tensor"
+    return stats_of(run, compiled)
 
 
 # The runs ---------------------------------------------------------------------------------------------------------
@@ -154,11 +161,11 @@ def run_eager(
     """Run the subject in eager mode with companions. dtype: the narrowest format that the run computes in."""
     prepared = prepare(subject, device=plan.device)
     shadow = Shadow(prepared.root, freedom=True)
-    outcome = run_plan(plan, prepared, shadow=shadow, around=[in_eager_mode()])
+    outcome = run_subject(prepared, plan, keep=True, shadow=shadow, around=[in_eager_mode()])
     low = {where.op for where, _ in shadow.judge.results.largest} if shadow.judge is not None else set()
     plain = plan.autocast is None and dtype is torch.float32
     casts = plain and bool(low) and low <= _ROUNDINGS
-    return EagerRun(subject, plan, dtype, options or {}, outcome, freedom=shadow.freedom, casts=casts)
+    return EagerRun(subject, plan, dtype, options or {}, outcome, casts=casts)
 
 
 def run_compiled(
@@ -186,13 +193,12 @@ def run_compiled(
     telemetry = Telemetry([prepared.root] if prepared.root is not None else [], **inside) if inside else None
     with measure_graphs() as graphs, _ops_in_16_bits(telemetry, seen) as ops, configured(changed):
         compile = blocks or partial(_compiled, eager, stage)
-        outcome = run_plan(eager.plan, prepared, compiled=compile, masked=eager.masked)
+        outcome = run_subject(prepared, eager.plan, keep=True, transform=compile, masked=eager.masked)
     read = telemetry.read() if telemetry is not None else None
-    run = CompiledRun(outcome, graphs, raised=_describe(outcome.ran.error), inside=read)
-    if eager.outcome.ran.error is not None:
+    run = CompiledRun(outcome, graphs, raised=_describe(outcome.error), inside=read)
+    if eager.outcome.error is not None:
         return run
-    own = eager.plan.optimizer is not None
-    errors, left_out = compare_runs(eager.outcome, outcome, eager.freedom, own_optimizer=own, casts=eager.casts)
+    errors, left_out = compare_runs(eager, outcome)
     return replace(run, errors=errors, left_out=left_out, lowered=lowered_ops(eager.outcome.in_16_bits, ops))
 
 
@@ -242,7 +248,7 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
     incomparable = eager.incomparable
     return AccuracyStats(
         subject=eager.subject.name,
-        arm=_arm(plan.autocast, eager.dtype),
+        arm=_arm(eager),
         format=format_of(eager.dtype).name,
         backend=backend if isinstance(backend, str) else str(getattr(backend, "__name__", type(backend).__name__)),
         incomparable=incomparable,
@@ -252,14 +258,15 @@ def stats_of(eager: EagerRun, compiled: CompiledRun) -> AccuracyStats:
         errors=compiled.errors,
         lowered=compiled.lowered,
         exceptions=_exceptions(eager, compiled),
-        eager_shapes=eager.outcome.ran.shapes,
-        compiled_shapes=compiled.outcome.ran.shapes,
+        eager_shapes=eager.outcome.shapes,
+        compiled_shapes=compiled.outcome.shapes,
         graphs=graphs.count,
         unsupported=graphs.unsupported,
         declined=graphs.declined,
-        no_gradients=eager.outcome.ran.no_backward,
+        no_gradients=eager.outcome.no_backward,
         inside=compiled.inside,
-        coverage=_coverage(compiled) if compiled.errors and not incomparable else Coverage(),
+        beside=eager.beside,
+        coverage=_coverage(eager, compiled),
     )
 
 
@@ -315,8 +322,8 @@ def not_repeatable(eager: EagerRun, compiled: CompiledRun) -> str:
         return ""
     if other := other_streams(eager.outcome, compiled.outcome):
         return other
-    again = run_plan(eager.plan, prepare(eager.subject, device=eager.plan.device), masked=eager.masked)
-    errors, _ = compare_runs(eager.outcome, again, eager.freedom)
+    prepared = prepare(eager.subject, device=eager.plan.device)
+    errors, _ = compare_runs(eager, run_subject(prepared, eager.plan, keep=True, masked=eager.masked))
     differs = any(error.at_fault for error in errors)
     return "two eager runs with equal seeds differ: nothing to compare compiled code with" if differs else ""
 
@@ -341,22 +348,24 @@ def _trial(name: str, eager: EagerRun, compiled: CompiledRun) -> Trial:
 
 
 def _exceptions(eager: EagerRun, compiled: CompiledRun) -> Exceptions:
-    error = eager.outcome.ran.error
-    if error is None and not compiled.raised:
+    error = eager.outcome.error
+    prevented = eager.beside and eager.outcome.prevented and compiled.outcome.phase == "backward"
+    if prevented or (error is None and not compiled.raised):
         return Exceptions()
     float32 = ""
     if error is not None:
         wide: BaseException | None = error
         if eager.plan.autocast is not None:
             plain = replace(eager.plan, autocast=None, scale=1.0)
-            wide = run_plan(plain, prepare(eager.subject, device=eager.plan.device), around=[in_eager_mode()]).ran.error
+            prepared = prepare(eager.subject, device=eager.plan.device)
+            wide = run_subject(prepared, plain, around=[in_eager_mode()]).error
         float32 = brief(wide) if wide is not None else ""
     missing = lacking(error, kernels=True) if error is not None else ""
-    if not missing and compiled.outcome.ran.error is not None:
-        missing = lacking(compiled.outcome.ran.error)
+    if not missing and compiled.outcome.error is not None:
+        missing = lacking(compiled.outcome.error)
     file, line = users_place(error) if error is not None else ("", None)
-    phase = eager.outcome.ran.phase if error is not None else "compile"
-    step = (eager.outcome if error is not None else compiled.outcome).ran.step
+    phase = eager.outcome.phase if error is not None else "compile"
+    step = (eager.outcome if error is not None else compiled.outcome).step
     where = Where(phase=phase, file=file, line=line, step=step or None)
     return Exceptions(brief(error) if error is not None else "", compiled.raised, float32, missing, where)
 
@@ -369,11 +378,21 @@ def _describe(error: BaseException | None) -> str:
     return brief(error) + (f" {brief(inner)}" if isinstance(inner, Exception) else "")
 
 
-def _coverage(compiled: CompiledRun) -> Coverage:
+def _coverage(eager: EagerRun, compiled: CompiledRun) -> Coverage:
+    if not eager.beside and (eager.incomparable or not compiled.errors):
+        return Coverage()
     seen, unknown = counted_errors(compiled.errors)
-    seen = Counter({"compiled graphs": compiled.graphs.count}) + seen
-    return Coverage(dict(seen), dict(Counter(compiled.graphs.unseen) + compiled.left_out + unknown))
+    counts, unseen = Counter({"compiled graphs": compiled.graphs.count}), Counter(compiled.graphs.unseen)
+    if eager.beside and (inside := compiled.inside) is not None:
+        counts = Counter({"graphs": compiled.graphs.count, "values inside graphs": len(inside.sites)})
+        unseen += Counter(inside.unseen) + compiled.outcome.unseen
+    return Coverage(dict(counts + seen), dict(unseen + compiled.left_out + unknown))
 
 
-def _arm(autocast: torch.dtype | None, narrow: torch.dtype) -> Arm:
-    return arm_of(narrow, "compiled", native=autocast is None and narrow.itemsize <= 2)
+def _scripted(eager: EagerRun) -> AccuracyStats:
+    name = format_of(eager.dtype).name
+    return AccuracyStats(eager.subject.name, _arm(eager), name, unsupported=NO_SCRIPT, beside=eager.beside)
+
+
+def _arm(eager: EagerRun) -> Arm:
+    return arm_of(eager.dtype, "compiled", native=eager.plan.autocast is None and eager.dtype.itemsize <= 2)

@@ -9,8 +9,7 @@ import torch
 
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.measure import LOSS_SCALES
-from ampcheck.numerics.record import run_plan
-from ampcheck.numerics.run import RunPlan, input_names
+from ampcheck.numerics.run import RunPlan, input_names, run_subject
 from ampcheck.torchtools.copying import prepare, trains
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.pytree import tensors
@@ -39,16 +38,16 @@ def _probed(subject: Subject, plan: RunPlan, narrow: torch.dtype) -> RunPlan:
     for scale in LOSS_SCALES if narrow is torch.float16 else (1.0,):
         probe = replace(plan, steps=min(plan.steps, 2), optimizer=None, scale=scale)
         prepared = prepare(subject, device=plan.device)
-        seen = run_plan(probe, prepared, around=[in_eager_mode()])
+        seen = run_subject(prepared, probe, keep=True, around=[in_eager_mode()])
         gradients = [t.double() / scale for key, t in seen.values.items() if key[0] == "gradient" and key[2] == 0]
-        if seen.ran.error is not None or all(bool(g.isfinite().all()) for g in gradients):
+        if seen.error is not None or all(bool(g.isfinite().all()) for g in gradients):
             break
-    if seen.ran.error is not None and seen.ran.phase == "backward" and plan.loss is None:
+    if seen.error is not None and seen.phase == "backward" and plan.loss is None:
         # The default loss is ours: a model for inference need not have a gradient, of which AOTAutograd makes a graph.
         forward = replace(plan, no_backward="backward raises in eager mode")
         without = replace(forward, grad=False)
-        alone = run_plan(without, prepare(subject, device=plan.device), around=[in_eager_mode()])
-        return without if alone.ran.error is None else forward
+        alone = run_subject(prepare(subject, device=plan.device), without, around=[in_eager_mode()])
+        return without if alone.error is None else forward
     outputs = [t for key, t in seen.values.items() if key[0] == "output" and t.is_floating_point()]
     if plan.loss is None and outputs and not any(bool(t.isfinite().any()) for t in outputs):
         return replace(plan, no_backward="no output has a finite value to be differentiated")

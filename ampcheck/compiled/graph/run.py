@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,12 +13,21 @@ import torch
 
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
-from ampcheck.numerics.run import Blocks, Outcome, RunPlan, run_call
+from ampcheck.numerics.record import Execution
+from ampcheck.numerics.run import Blocks, RunPlan, run_subject
 from ampcheck.records.graphs import Code
-from ampcheck.torchtools.copying import forward_through, is_compiled_already, modules_of, prepare, recompiled
+from ampcheck.torchtools.copying import (
+    Prepared,
+    forward_through,
+    fresh_call,
+    is_compiled_already,
+    modules_of,
+    prepare,
+    recompiled,
+)
 from ampcheck.torchtools.dynamo import counters, in_eager_mode, reset
 from ampcheck.torchtools.global_state import preserved_state
-from ampcheck.torchtools.pytree import map_tensors, tensors
+from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.storage import device_of
 
@@ -96,14 +104,14 @@ class Runner:
                 with around(number) as next_call:
                     for call in self.subject.calls:
                         next_call()
-                        outcome, changes = self._guarded(blocks.compiled, call)
+                        outcome = self._guarded(blocks.compiled, call)
                         if outcome.error is not None and outcome.phase == "backward":  # reported by compiled-gradient
                             passes.backward_error = brief(outcome.error)
                         else:
                             passes.error = outcome.error
                         passes.calls += passes.error is None
-                        if changes or passes.error is not None:
-                            passes.suspects.append((call, changes))
+                        if outcome.left or passes.error is not None:
+                            passes.suspects.append((call, outcome.left))
                         if passes.error is not None:
                             return passes
         return passes
@@ -117,14 +125,14 @@ class Runner:
         with self._seeded():
             for call, changes in passes.suspects:
                 if passes.error is not None and blocks.plain and not changes:
-                    _, changes = self._guarded([torch.compile(b, backend="eager") for b in blocks.plain], call)
+                    changes = self._guarded([torch.compile(b, backend="eager") for b in blocks.plain], call).left
                     passes.changed_by = "eager" if changes else ""
                 with nullcontext() if blocks.plain else in_eager_mode():
-                    outcome, also = self._guarded(blocks.plain or blocks.compiled, call)
+                    outcome = self._guarded(blocks.plain or blocks.compiled, call)
                 passes.in_backward = outcome.phase == "backward"
                 passes.eager = outcome.error  # of the backward as well, which a compiled forward traces
                 for name, (old, new) in changes.items():
-                    if also.get(name) != (old, new):
+                    if outcome.left.get(name) != (old, new):
                         passes.state_changes[name] = str(old), str(new)
         reset()
 
@@ -147,10 +155,9 @@ class Runner:
                 if prepared.root is not None:
                     prepared.root.train(train)
                 before = counters("stats")["unique_graphs"]
-                args, kwargs = _fresh(self.subject.calls[0], self.device)
                 try:
                     with context, preserved_state():
-                        forward_through(compiled, Call(args, kwargs))
+                        forward_through(compiled, fresh_call(self.subject.calls[0], self.device))
                 except BaseException as error:  # noqa: BLE001  # a mode in which the model raises has no graph
                     as_result(error)
                 counts[name] = counters("stats")["unique_graphs"] - before
@@ -163,22 +170,19 @@ class Runner:
             warnings.simplefilter("ignore")  # the user's own run shows them; as errors they would be the model's
             yield
 
-    def _guarded(self, blocks: Blocks, call: Call) -> tuple[Outcome, Changes]:
-        """What happens in a call and its backward, and the global state that it changed, which is restored."""
-        args, kwargs = _fresh(call, None if is_compiled_already(self.subject) else self.device)
+    def _guarded(self, blocks: Blocks, call: Call) -> Execution:
+        """What happens in a call and its backward; global state that it changes is restored."""
+        fresh = fresh_call(call, None if is_compiled_already(self.subject) else self.device)
         leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
-        leaves += [t for _, t in tensors((args, kwargs)) if t.requires_grad and t.is_leaf]
-        plan, changes = RunPlan(self.device, self.dtype, self.subject.loss, grad=self.grad), Changes()
-        outcome = Outcome(no_backward="" if leaves and self.grad else "nothing requires a gradient")
-        named = {str(number): leaf for number, leaf in enumerate(leaves)}
+        leaves += [t for _, t in tensors((fresh.args, dict(fresh.kwargs))) if t.requires_grad and t.is_leaf]
+        named = {str(number): leaf for number, leaf in enumerate(leaves if self.grad else ())}
+        plan = RunPlan(self.device, self.dtype, self.subject.loss, grad=self.grad, seeds=False)
+        changes = Changes()
         with preserved_state(changes):
-            try:
-                run_call(plan, outcome, blocks, Call(args, kwargs), named, preserve=lambda left: nullcontext())
-            except BaseException as raised:  # noqa: BLE001  # the user's model: its exception is a result
-                outcome.error = as_result(raised)
-        for leaf in leaves:
-            leaf.grad = None
-        return outcome, changes
+            prepared = Prepared(tuple(blocks), (fresh,), None)
+            run = run_subject(prepared, plan, leaves=named, preserve=lambda left: nullcontext())
+        run.left = changes
+        return run
 
 
 def own_device(subject: Subject, device: str) -> str:
@@ -188,21 +192,3 @@ def own_device(subject: Subject, device: str) -> str:
     owned = [t for module in modules_of(subject.model) for t in (*module.parameters(), *module.buffers())]
     owned += [t for call in subject.calls for _, t in tensors((call.args, dict(call.kwargs)))]
     return str(device_of(owned[0])) if owned else device
-
-
-def _fresh(call: Call, device: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call as new tensors, on `device` if given, with what the user marked for Dynamo."""
-
-    def duplicate(tensor: torch.Tensor) -> torch.Tensor:
-        copied = tensor.detach().clone()
-        if device is not None and device_of(tensor) != torch.device(device):
-            copied = copied.to(device)
-        copied.requires_grad_(tensor.requires_grad)
-        for name, value in vars(tensor).items():
-            if name.startswith("_"):  # where torch._dynamo.mark_dynamic and mark_static write
-                setattr(copied, name, copy.copy(value))
-        return copied
-
-    args: tuple[Any, ...] = map_tensors(duplicate, call.args)
-    kwargs: dict[str, Any] = map_tensors(duplicate, dict(call.kwargs))
-    return args, kwargs

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from ampcheck.numerics.run import total_loss
+from ampcheck.numerics.losses import total_loss
 
 _INTEGERS = re.compile(
     r"(input_?)?ids|idx|tokens?|indices|input_tokens|token_ids|words|sequences?|seq|text|src|tgt|trg"
