@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -52,7 +52,9 @@ def candidates(repository: Repository) -> list[Candidate]:
     roots: dict[str, str] = {}
     names: set[str] = set()
     found: list[Candidate] = []
-    for candidate in chain(_of_factories(repository), _of_libraries(repository), _of_classes(repository)):
+    closed = unimportable(repository)
+    classes = (_from_class(model, repository) for model in repository.models if model.source.path not in closed)
+    for candidate in chain(_of_factories(repository, closed), _of_libraries(repository), classes):
         tops = {line.split()[1].partition(".")[0] for line in candidate.imports}
         if all(roots.setdefault(top, candidate.root) == candidate.root for top in tops) and candidate.name not in names:
             names.add(candidate.name)
@@ -71,8 +73,7 @@ def unimportable(repository: Repository) -> dict[str, str]:
     }
 
 
-def _of_factories(repository: Repository) -> Iterator[Candidate]:
-    closed = unimportable(repository)
+def _of_factories(repository: Repository, closed: Collection[str]) -> Iterator[Candidate]:
     for source, name in repository.factories:
         if source.path not in closed:
             own, line = factory_name(f"{source.module}_{name}"), f"from {source.module} import {name}"
@@ -89,13 +90,6 @@ def _of_libraries(repository: Repository) -> Iterator[Candidate]:
                 package = attempts[0].imports[0].split()[1]
                 own = next((source.root for source in repository.sources if source.module == package), "")
                 yield Candidate(name, factory_name(name), attempts, root=own, imports=attempts[0].imports)
-
-
-def _of_classes(repository: Repository) -> Iterator[Candidate]:
-    closed = unimportable(repository)
-    for model in repository.models:
-        if model.source.path not in closed:
-            yield _from_class(model, repository)
 
 
 def _from_class(model: Class, repository: Repository) -> Candidate:

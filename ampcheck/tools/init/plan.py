@@ -104,11 +104,13 @@ def _plan_workflow(draft: Draft, repository: Repository, tests: Contents) -> Non
     elif workflow.exists():
         draft.left.append((workflow, "it exists"))
     else:
+        if not (torch := installed("torch")):
+            raise UsageError("ampcheck init runs the models, which needs torch; install it first")
         timed = bool(tests.models) and not tests.models[0].heavy  # else test_amp.py has no speed test
         text = render_workflow(
             folder="" if folder == repository.top else folder.relative_to(repository.top).as_posix(),
             install=_install(folder),
-            torch=_torch_release(),
+            torch=".".join(torch.split(".")[:2]),
             target=f"{TESTS}:{tests.models[0].candidate.name}" if timed else "",
         )
         speed = "; speed of pull requests and history" if timed else ""
@@ -269,9 +271,3 @@ def _install(folder: Path) -> list[str]:
     if builds:
         lines.insert(0, "pip install -e .")
     return lines if len(lines) > 1 else ["# add the packages that the models import", *lines]
-
-
-def _torch_release() -> str:
-    if not (version := installed("torch")):
-        raise UsageError("ampcheck init runs the models, which needs torch; install it first")
-    return ".".join(version.split(".")[:2])

@@ -73,7 +73,9 @@ def training_script(source: Source, readme: str, *, datasets: bool) -> TrainingS
     if in_package and not guarded and not any(_trains(node) and _optimizes(node) for node in functions.values()):
         return None  # a library's function of gradients, such as a penalty
     name = next((name for name in _TRAINERS if name in functions), None)
-    whole = not importable or (guarded and (name is None or _is_called_with_options(functions[name])))
+    # A function with parameters, which Hydra or a parser fills, is called by the block below `if __name__` alone.
+    filled = name is not None and any(each.required for each in function_parameters(functions[name]))
+    whole = not importable or (guarded and (name is None or filled))
     if name is None and not whole:
         return None
     script = _described(source, readme, None if whole else name, functions)
@@ -105,11 +107,6 @@ def _described(
         arguments=arguments,
         cuda=asks_for_cuda(source),
     )
-
-
-def _is_called_with_options(function: ast.FunctionDef) -> bool:
-    """Whether only the block below `if __name__` can call it: it has parameters, which Hydra or a parser fills."""
-    return any(each.required for each in function_parameters(function))
 
 
 def function_parameters(node: ast.FunctionDef) -> list[Parameter]:
