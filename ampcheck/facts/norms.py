@@ -30,3 +30,10 @@ def group_norms(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
 def ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
     """The norm of one tensor relative to that of another."""
     return float(torch.linalg.vector_norm(part)) / max(float(torch.linalg.vector_norm(whole)), 1e-300)
+
+
+def distance(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """The Euclidean distance of two tensors in float64, relative to the reference, absolute where that is zero."""
+    reference = reference.detach().double()
+    off, size = (float(torch.linalg.vector_norm(t)) for t in (value.detach().to(reference) - reference, reference))
+    return off / size if size else off

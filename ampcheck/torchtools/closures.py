@@ -160,21 +160,13 @@ def rebound(
     contain no module; compiled functions always do. Everything else is shared.
     """
     graph = _graph(root)
-    parents: dict[int, list[int]] = {}
-    for number, (_, inside) in graph.items():
-        for child in inside:
-            parents.setdefault(id(child), []).append(number)
-    waiting = [
-        number
-        for number, (value, _) in graph.items()
-        if isinstance(value, torch.nn.Module) or is_compiled(value) or also(value)
-    ]
+    grown = {
+        n for n, (value, _) in graph.items() if isinstance(value, torch.nn.Module) or is_compiled(value) or also(value)
+    }
     changing: set[int] = set()
-    while waiting:
-        number = waiting.pop()
-        if number not in changing:
-            changing.add(number)
-            waiting += parents.get(number, ())
+    while grown:
+        changing |= grown
+        grown = {n for n, (_, inside) in graph.items() if n not in changing and any(id(c) in grown for c in inside)}
     rebinding = _Rebinding(change, copy_argument, wrap, changing)
     twin = rebinding.twin(root)
     rebinding.fill()

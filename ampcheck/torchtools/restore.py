@@ -138,11 +138,6 @@ def random_state_key() -> tuple[int, ...]:
     return hash(state), hash(random.getstate()), hash(of_numpy), *map(hash, cuda)
 
 
-def save_global_state() -> Restore:
-    """Save PyTorch's settings of autocast and of precision, of this process and thread."""
-    return functools.partial(_run, _saved([(read_state, restore_state)]))
-
-
 def _run(restores: list[Restore]) -> None:
     """Run each of them, even if another raises."""
     with warnings.catch_warnings(), ExitStack() as stack:

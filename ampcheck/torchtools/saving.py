@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -132,22 +132,23 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return local(tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
-def contained(value: object, seen: set[int]) -> Iterator[Any]:
-    """The containers and tensors that a value is or has inside, through containers alone. seen: ids of those known."""
-    if not isinstance(value, (torch.Tensor, tuple, *CONTAINERS)) or id(value) in seen:
-        return
-    seen.add(id(value))
-    yield value
-    if not isinstance(value, torch.Tensor):
-        for inner in list(dict.values(value)) if isinstance(value, dict) else value:
-            yield from contained(inner, seen)
+_INSIDE = (torch.Tensor, tuple, *CONTAINERS)
 
 
-def save_object(value: Any, *, deep: bool = False, names: bool = True) -> list[Restore]:
+def contained(values: Iterable[object], seen: set[int]) -> Iterator[Any]:
+    """The containers and tensors among values, and inside these, through containers alone. seen: ids of those known."""
+    for value in values:
+        if isinstance(value, _INSIDE) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            if not isinstance(value, torch.Tensor):
+                yield from contained(list(dict.values(value)) if isinstance(value, dict) else value, seen)
+
+
+def save_object(value: Any, *, names: bool = True) -> list[Restore]:
     """Save what one object itself has: a function, class, array, random generator, container, module or other object.
 
-    deep: also the contents of the containers inside it; tensors are saved one by one. names: also the globals that a
-    function reads.
+    Tensors are saved one by one. names: also the globals that a function reads.
     """
     if isinstance(value, (torch.Tensor, tuple)):
         return []
@@ -159,8 +160,13 @@ def save_object(value: Any, *, deep: bool = False, names: bool = True) -> list[R
         return [partial(value.__setitem__, ..., value.copy())]
     if is_random_generator(value):
         return [partial(_set_generator, value, generator_state(value))]
-    restores = [_save_slots(value), *([_save_items(value)] if isinstance(value, CONTAINERS) else [])]
-    return [*restores, *(_save_attributes(value, deep) if hasattr(value, "__dict__") else [])]
+    restores = [_save_slots(value), *([save_items(value)] if isinstance(value, CONTAINERS) else [])]
+    if hasattr(value, "__dict__"):
+        table = vars(value)
+        restores.append(_save_names(lambda: attributes(value), table.__setitem__, table.__delitem__))
+    if isinstance(value, torch.nn.Module) and not is_distributed(value):
+        restores.append(save_hooks(value, MODULE_TABLES))
+    return restores
 
 
 def _save_slots(value: object) -> Restore:
@@ -172,25 +178,14 @@ def _save_slots(value: object) -> Restore:
 
 
 def attributes(value: object) -> dict[str, Any]:
-    """The attributes of an object that a snapshot saves and looks into.
+    """The attributes of an object that a snapshot saves and looks into; hooks are saved apart.
 
     Of a distributed wrapper of modules its parts and weights alone: the others belong to operations that other
     processes have begun.
     """
     if isinstance(value, torch.nn.Module) and is_distributed(value):
         return {name: vars(value)[name] for name in ("_parameters", "_buffers", "_modules", "training")}
-    return {name: own for name, own in vars(value).items() if not name.startswith("_torch")}
-
-
-def _save_attributes(value: Any, deep: bool) -> list[Restore]:
-    hooks = MODULE_TABLES if isinstance(value, torch.nn.Module) else ()
-    own, table = attributes(value), vars(value)
-    restores = [_save_names(lambda: attributes(value), table.__setitem__, table.__delitem__)]
-    if hooks and hooks[0] in own:
-        restores.append(save_hooks(value, hooks))
-    inside = (part for name, part in own.items() if deep and name not in hooks)
-    seen: set[int] = set()
-    return restores + [_save_items(c) for part in inside for c in contained(part, seen) if isinstance(c, CONTAINERS)]
+    return {n: own for n, own in vars(value).items() if n not in MODULE_TABLES and not n.startswith("_torch")}
 
 
 def _save_names(
@@ -221,11 +216,11 @@ def _save_function(function: types.FunctionType, names: bool) -> list[Restore]:
     return [
         *(partial(setattr, cell, "cell_contents", content) for cell, content in cells),
         *([_save_names(read, table.__setitem__, table.__delitem__)] if names else []),
-        *([_save_items(vars(function))] if is_users(function.__code__.co_filename) else []),
+        *([save_items(vars(function))] if is_users(function.__code__.co_filename) else []),
     ]
 
 
-def _save_items(container: Any) -> Restore:
+def save_items(container: Any) -> Restore:
     """Save the elements of one container. One that has them still is not written: compiled code guards on it."""
     before = _items(container)
 

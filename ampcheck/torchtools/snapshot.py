@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -11,15 +12,16 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from ampcheck.core.errors import UsageError
-from ampcheck.torchtools.global_state import nesting
-from ampcheck.torchtools.reachable import OWNERS, Reached, reach
+from ampcheck.torchtools.global_state import nesting, read_state, restore_state
+from ampcheck.torchtools.reachable import CONTAINERS, OWNERS, Reached, reach
 from ampcheck.torchtools.regions import abandoned_regions
-from ampcheck.torchtools.restore import Restore, save_global_state, save_random_state
+from ampcheck.torchtools.restore import Restore, save_random_state
 from ampcheck.torchtools.saving import (
     TENSOR_TABLES,
     attributes,
     contained,
     save_hooks,
+    save_items,
     save_object,
     save_tensor,
 )
@@ -36,7 +38,7 @@ class Snapshot:
     """
 
     def __init__(self, reached: Reached, *, weights: bool = True, process: bool = True) -> None:
-        self._restores: list[Restore] = [save_random_state(), save_global_state()] if process else []
+        self._restores: list[Restore] = [save_random_state(), partial(restore_state, read_state())] if process else []
         parts = (v.modules() if isinstance(v, torch.nn.Module) else (v,) for v in reached.values)
         unique = {id(part): part for part in chain.from_iterable(parts)}
         tensors = {id(tensor): tensor for part in unique.values() for tensor in self._save(part, names=process)}
@@ -51,11 +53,14 @@ class Snapshot:
     def _save(self, value: Any, *, names: bool) -> Iterator[torch.Tensor]:
         """Save one value, but not the tensors that it is or has, which are returned."""
         is_module = isinstance(value, torch.nn.Module)
-        deep = is_module or isinstance(value, (torch.amp.GradScaler, *OWNERS))
-        self._restores += save_object(value, deep=deep, names=names)
-        inside = attributes(value) if deep else (value,) if isinstance(value, torch.Tensor) else ()
-        own = (*value._parameters.values(), *value._buffers.values()) if is_module else ()  # TorchScript has no dicts
-        return (part for part in contained((inside, own), set()) if isinstance(part, torch.Tensor))
+        self._restores += save_object(value, names=names)
+        inside: Iterable[object] = (value,) if isinstance(value, torch.Tensor) else ()
+        if is_module or isinstance(value, (torch.amp.GradScaler, *OWNERS)):
+            inside = attributes(value).values()
+        own = (value._parameters.values(), value._buffers.values()) if is_module else ()  # of TorchScript no dicts
+        parts = list(contained(chain(inside, *own), set()))
+        self._restores += [save_items(part) for part in parts if isinstance(part, CONTAINERS)]
+        return (part for part in parts if isinstance(part, torch.Tensor))
 
     def restore(self) -> None:
         """Restore everything, also after one part raises; the error is raised in the end.

@@ -15,6 +15,7 @@ from ampcheck.catalog.training import RESUME
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Finding, Table, Where
 from ampcheck.facts.memory import dtype_name
+from ampcheck.facts.norms import distance
 from ampcheck.records.state import Role
 from ampcheck.torchtools.restore import random_state_key
 from ampcheck.torchtools.saving import generator_state
@@ -293,8 +294,7 @@ def _difference(name: str, before: Any, after: Any) -> tuple[float, str] | None:
         return math.inf, f"{name} was of shape {tuple(before.shape)}, is of {tuple(after.shape)}"
     if torch.equal(before, after) or torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True):
         return None
-    norm, distance = float(before.double().norm()), float((before.double() - after.double()).norm())
-    size = distance / norm if norm else float(after.double().norm())
+    size = distance(after, before)
     return size, f"{name} is infinite or NaN" if size == math.inf else f"{name} differs by {size:.2g} of its norm"
 
 

@@ -15,6 +15,7 @@ from ampcheck.catalog.training import TF32
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table
+from ampcheck.facts.norms import distance
 
 UNIT = format_of("float32").unit_roundoff
 
@@ -159,9 +160,7 @@ def _normal(*shape: int, seed: int) -> torch.Tensor:
 
 def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
     """`|value - exact| / |exact|` in the Euclidean norm, in unit roundoffs of float32; infinite where not finite."""
-    distance = float((value.detach().to(exact.device, torch.float64) - exact).norm())
-    size = float(exact.norm())
-    error = distance / size if size else distance
+    error = distance(value, exact)
     return error / UNIT if math.isfinite(error) else math.inf
 
 
