@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +28,29 @@ AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "privateuseone")
 
 _NOT_COMPARED = "Inductor's deterministic mode"
 """`torch.use_deterministic_algorithms` sets it as well: restored, and reported as that setting alone."""
+
+_NAMES = {
+    "backends.cuda.matmul.allow_tf32": "TF32 in matmul",
+    "backends.cudnn.allow_tf32": "TF32 in cuDNN",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction": "float16 reduced-precision reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction": "bfloat16 reduced-precision reduction",
+    "backends.cuda.matmul.allow_fp16_accumulation": "float16 accumulation",
+}
+
+PRECISION = (
+    *_NAMES,
+    *("backends.fp32_precision", "backends.cuda.matmul.fp32_precision"),
+    *(f"backends.cudnn.{part}.fp32_precision" for part in ("conv", "rnn")),
+    *(f"backends.mkldnn.{part}.fp32_precision" for part in ("matmul", "conv", "rnn")),
+)
+"""Attributes below `torch` that change the precision of products. Those of PyTorch 2.9 and later are last, since the
+old flags write these too, and are readable again once these are restored."""
+
+KERNELS = (
+    *(f"backends.cudnn.{name}" for name in ("enabled", "benchmark", "benchmark_limit", "deterministic")),
+    *("backends.mkldnn.enabled", "backends.mkldnn.deterministic", "utils.deterministic.fill_uninitialized_memory"),
+)
+"""Attributes below `torch` that choose kernels and fill what they leave."""
 
 _OLD_FLAGS = ("float32 matmul precision", "TF32 in matmul", "TF32 in cuDNN")
 
@@ -118,23 +142,18 @@ def _settings() -> dict[str, Setting]:
     settings["deterministic algorithms"] = (_deterministic, torch.set_deterministic_debug_mode)
     settings[_NOT_COMPARED] = (_inductor_deterministic, _set_inductor_deterministic)
     settings["float32 matmul precision"] = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
-    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
-    attributes: dict[str, tuple[object, str]] = {
-        "TF32 in matmul": (cuda, "allow_tf32"),
-        "TF32 in cuDNN": (cudnn, "allow_tf32"),
-        "float16 reduced-precision reduction": (cuda, "allow_fp16_reduced_precision_reduction"),
-        "bfloat16 reduced-precision reduction": (cuda, "allow_bf16_reduced_precision_reduction"),
-        "float16 accumulation": (cuda, "allow_fp16_accumulation"),
-    }
-    precisions: dict[str, object] = {"torch.backends": torch.backends, "torch.backends.cuda.matmul": cuda}
-    precisions |= {f"torch.backends.cudnn.{part}": getattr(cudnn, part, None) for part in ("conv", "rnn")}
-    precisions |= {f"torch.backends.mkldnn.{part}": getattr(mkldnn, part, None) for part in ("matmul", "conv", "rnn")}
-    # PyTorch 2.9 and later; last, since the old flags write these too, and are readable again once these are restored.
-    attributes |= {f"{name}.fp32_precision": (owner, "fp32_precision") for name, owner in precisions.items()}
-    for name, (owner, attribute) in attributes.items():
-        if _has(owner, attribute):
-            settings[name] = setting(owner, attribute)
-    return settings
+    return settings | {_NAMES.get(path, f"torch.{path}"): value for path, value in flags_at(PRECISION).items()}
+
+
+def flags_at(paths: Iterable[str]) -> dict[str, Setting]:
+    """The attributes below `torch` that this PyTorch has, as settings."""
+    found: dict[str, Setting] = {}
+    for path in paths:
+        owner, _, attribute = path.rpartition(".")
+        with suppress(AttributeError):
+            part = attrgetter(owner)(torch)
+            found |= {path: setting(part, attribute)} if _has(part, attribute) else {}
+    return found
 
 
 def setting(owner: object, attribute: str) -> Setting:

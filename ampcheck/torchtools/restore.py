@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 import torch.backends.opt_einsum  # PyTorch 2.6 imports it late
 
-from ampcheck.torchtools.global_state import Setting, read_state, restore_state, setting
+from ampcheck.torchtools.global_state import KERNELS, Setting, flags_at, read_state, restore_state
 from ampcheck.torchtools.subnormals import flushed_here
 
 Restore: TypeAlias = Callable[[], None]
@@ -208,14 +208,8 @@ def _is_plain(value: object) -> bool:
 
 def _of_process() -> list[Setting]:
     backends: Any = torch.backends
-    attributes: list[tuple[Any, tuple[str, ...]]] = [
-        (backends.cudnn, ("enabled", "benchmark", "benchmark_limit", "deterministic")),
-        (backends.mkldnn, ("enabled", "deterministic")),
-        (backends.opt_einsum, ("enabled", "strategy")),
-        (torch.utils.deterministic, ("fill_uninitialized_memory",)),
-    ]
     return [
-        *(setting(owner, name) for owner, names in attributes for name in names if hasattr(owner, name)),
+        *flags_at((*KERNELS, "backends.opt_einsum.enabled", "backends.opt_einsum.strategy")).values(),
         *(
             (getattr(backends.cuda, f"{kind}_sdp_enabled"), getattr(backends.cuda, f"enable_{kind}_sdp"))
             for kind in ("flash", "mem_efficient", "math", "cudnn")

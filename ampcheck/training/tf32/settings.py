@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,23 +15,13 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table
 from ampcheck.facts.norms import distance
+from ampcheck.torchtools.global_state import KERNELS, PRECISION, flags_at
 
 UNIT = format_of("float32").unit_roundoff
 
 _REFUSED = "set through fp32_precision"
 
-_FLAGS = (
-    "backends.fp32_precision",
-    *("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
-    *(f"backends.cudnn.{name}fp32_precision" for name in ("", "conv.", "rnn.")),
-    "backends.cudnn.allow_tf32",
-    *(f"backends.mkldnn.{name}fp32_precision" for name in ("", "matmul.", "conv.", "rnn.")),
-    *(f"backends.cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
-    "backends.cuda.matmul.allow_fp16_accumulation",
-    *(f"backends.cudnn.{name}" for name in ("enabled", "benchmark", "deterministic")),
-    *("backends.mkldnn.enabled", "utils.deterministic.fill_uninitialized_memory"),
-)
-"""Attributes below `torch`. Before 2.9 there is no `fp32_precision`; flags that a PyTorch lacks are left out."""
+_FLAGS = (*PRECISION, "backends.cudnn.fp32_precision", "backends.mkldnn.fp32_precision", *KERNELS)
 
 _CUDA = {
     "matmul": ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
@@ -115,21 +104,18 @@ def measure_confounders(device: str | torch.device = "cpu") -> ConfounderStats:
 
 
 def _flags() -> dict[str, Scalar]:
-    flags: dict[str, Scalar] = {name: value for name in _FLAGS if (value := _read(attrgetter(name))) is not None}
-    precision = _read(lambda _: torch.get_float32_matmul_precision())
-    flags["float32_matmul_precision"] = _REFUSED if precision is None else precision
-    flags["use_deterministic_algorithms"] = torch.are_deterministic_algorithms_enabled()
-    return flags
+    known: dict[str, Scalar] = {name: _read(read) for name, (read, _) in flags_at(_FLAGS).items()}
+    known["float32_matmul_precision"] = _read(torch.get_float32_matmul_precision)
+    known["use_deterministic_algorithms"] = torch.are_deterministic_algorithms_enabled()
+    return {name: value for name, value in known.items() if value is not None}
 
 
-def _read(read: Callable[[Any], Any]) -> Scalar:
+def _read(read: Callable[[], Any]) -> Scalar:
     """A flag; PyTorch refuses to read the old ones once a program has set their successors, and the other way round."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the old names are deprecated
-            value = read(torch)
-    except AttributeError:
-        return None
+            value = read()
     except RuntimeError:
         return _REFUSED
     return value if isinstance(value, (bool, str, int)) or value is None else str(value)
