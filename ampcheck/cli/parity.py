@@ -42,6 +42,13 @@ def add_command(commands: Commands) -> None:
         metavar="A=B",
         help="a module of A and that of B whose results are compared as well, by their paths; may be repeated",
     )
+    parity.add_argument(
+        "--tokens",
+        nargs="?",
+        const="",
+        metavar="OUTPUT",
+        help="an output of log-probabilities, by its path, that is compared token by token; alone the only one",
+    )
     _add_circumstances(parity)
     add_output(parity, kind="parity", verbose="print every finding, and how far each result is from float64")
     parity.set_defaults(command=_parity)
@@ -72,15 +79,16 @@ def _parity(options: argparse.Namespace) -> int:
 
     a, b = sides_of(options.a, options.b, modules=pairs, dtype=options.dtype, backward=options.backward)
     name = f"{options.a} and {options.b}"
-    run: Run = accept(judge_parity(a, b, relation=options.relation, name=name), load_settings())
+    run: Run = accept(judge_parity(a, b, relation=options.relation, tokens=options.tokens, name=name), load_settings())
 
     def show() -> None:
         from ampcheck.report import print_tables
 
         print_report(run, verbose=options.verbose)
-        if options.verbose:
+        tables = run.tables if options.verbose else [t for t in run.tables if options.tokens is not None][:1]
+        if tables:
             print()
-            print_tables(run.tables)
+            print_tables(tables)
 
     return finish(run, options, show)
 

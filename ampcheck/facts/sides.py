@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import torch
 
 _PIECE = 1 << 16
+
+Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Makes other values of flat data."""
 
 
 class Values:
@@ -25,18 +29,22 @@ class Values:
 
 
 class Entering:
-    """Data of the run. move: what moves them; None where they are no data."""
+    """Data of the run. move: what moves them; None where they are no data. change: gives them other exact values."""
 
-    __slots__ = ("move", "numel")
+    __slots__ = ("change", "move", "numel")
     nbytes = 0
 
-    def __init__(self, numel: int, move: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-        self.numel, self.move = numel, move
+    def __init__(self, numel: int, move: Change | None, change: Change | None = None) -> None:
+        self.numel, self.move, self.change = numel, move, change
 
     def values(self, real: torch.Tensor) -> Values:
         """The present values of the run."""
         moved = real.to(torch.float32, copy=self.move is None)
-        return Values(real.to(torch.float64, copy=True), moved if self.move is None else self.move(moved))
+        exact, moved = real.to(torch.float64, copy=True), moved if self.move is None else self.move(moved)
+        if self.change is None:
+            return Values(exact, moved)
+        other = self.change(exact)
+        return Values(other, moved + (other - exact).nan_to_num(0.0).float())
 
 
 class Resting:

@@ -17,7 +17,7 @@ from ampcheck.facts.history import Key, Part, Past, Step, Sum
 from ampcheck.facts.memory import has_companions, roundoff, values_in, view_of, write_view
 from ampcheck.facts.moves import Moves
 from ampcheck.facts.rows import Rows, is_large
-from ampcheck.facts.sides import Entering, Resting, Values
+from ampcheck.facts.sides import Change, Entering, Resting, Values
 from ampcheck.facts.store import StorageMap
 from ampcheck.torchtools.modes import aside
 from ampcheck.torchtools.private import storage_users
@@ -128,7 +128,7 @@ class CompanionStore(StorageMap[Companions]):
     """The companions of every floating storage that was seen and is alive.
 
     watches: some memory is watched. by_rows: some matrices are followed by rows. on_forget: is called with companions
-    that have faults when their storage is freed.
+    that have faults when their storage is freed. change: gives data other exact values.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -136,6 +136,7 @@ class CompanionStore(StorageMap[Companions]):
         self.on_forget: Callable[[Companions], None] | None = None
         self.watches = False
         self.by_rows = False
+        self.change: Change | None = None
         self.moves = Moves(seed)
 
     def known(self, tensor: torch.Tensor) -> Companions | None:
@@ -177,7 +178,8 @@ class CompanionStore(StorageMap[Companions]):
                 return self.enter_rows(tensor, moves=moves)
         dtype = tensor.dtype.to_real()
         numel = storage.nbytes() // dtype.itemsize
-        data = Entering(numel, self.moves.drawn() if moves and numel and dtype.itemsize < 8 else None)
+        move = self.moves.drawn() if moves and numel and dtype.itemsize < 8 else None
+        data = Entering(numel, move, self.change if moves and numel else None)
         return self._keep(storage, Companions(data, dtype, roundoff(dtype), written=not moves))
 
     def enter_rows(self, tensor: torch.Tensor, *, moves: bool) -> Companions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ def assert_parity(
     modules: Mapping[str, str] | None = None,
     dtype: DType | None = None,
     backward: bool = True,
+    tokens: str | None = None,
     limits: Limits | None = None,
     name: str = "",
 ) -> Run:
@@ -53,7 +54,8 @@ def assert_parity(
     `"rounding"`: one function, each within its own bound; `"function"`: one function; `"bitwise"`: equal bits. modules:
     `{path in a: path in b}` of modules whose results are compared as well, for a port; parameters inside are compared
     by these names. dtype: what autocast casts to in both; None for none. backward: compare gradients of the arguments,
-    and of parameters of one name.
+    and of parameters of one name. tokens: the path of an output of log-probabilities, `""` for the only one, of which a
+    table shows each token that differs most, with the share of the difference that rounding explains.
 
     Returns the run, whose finding is `parity`; raises `AssertionError` where the two do not agree, and `UsageError` for
     a side that raises. Parameters, buffers and random streams are afterwards as before.
@@ -63,6 +65,7 @@ def assert_parity(
         judge_parity(
             *sides_of(a, b, args, kwargs, relation=relation, modules=modules, dtype=dtype, backward=backward),
             relation=relation,
+            tokens=tokens,
             limits=limits,
             name=name or _name(a, b),
         )
@@ -70,12 +73,18 @@ def assert_parity(
 
 
 def judge_parity(
-    a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None, name: str = ""
+    a: Subject,
+    b: Subject,
+    *,
+    relation: str = "rounding",
+    tokens: str | None = None,
+    limits: Limits | None = None,
+    name: str = "",
 ) -> Run:
     """The run of a comparison, without raising."""
     parse_choice(relation, "relation", RELATIONS)
     bounds = resolve_limits(limits)
-    parity = replace(compare(a, b, relation=relation, limits=bounds), subject=name or "a and b")
+    parity = replace(compare(a, b, relation=relation, limits=bounds, tokens=tokens), subject=name or "a and b")
     seen = {"results": parity.compared, "kernel results": len(parity.kernels)}
     coverage = Coverage({sort: count for sort, count in seen.items() if count})
     found = findings(parity, bounds)
@@ -168,9 +177,9 @@ def _name(a: Any, b: Any) -> str:
     return f"{first} and {second}"
 
 
-def _tables(parity: Parity) -> list[Table]:
-    if not parity.pairs:
-        return []
-    columns = ("result", "apart, in roundings", "error of a", "limit of a", "error of b", "limit of b")
-    rows = [astuple(pair) for pair in parity.pairs]
-    return [Table("Results of both sides", columns, rows, "parity", note="errors are relative, against float64")]
+def _tables(parity: Parity) -> Iterator[Table]:
+    yield from parity.tables
+    if parity.pairs:
+        columns = ("result", "apart, in roundings", "error of a", "limit of a", "error of b", "limit of b")
+        rows = [astuple(pair) for pair in parity.pairs]
+        yield Table("Results of both sides", columns, rows, "parity", note="errors are relative, against float64")

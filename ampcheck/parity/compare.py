@@ -9,13 +9,12 @@ they part are named.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
-from ampcheck.facts.memory import dtype_name
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
 from ampcheck.parity.functions import have_equal_bits, is_determined, roundings_between
@@ -29,12 +28,17 @@ from ampcheck.parity.relations import (
     explained_by_decisions,
     explained_by_digits,
     explained_by_tables,
+    explained_by_ties,
     in_order,
-    ordered_otherwise,
+    other_formats,
     relate_results,
     rounded_to,
+    uncompared,
 )
+from ampcheck.parity.ties import decided_by_ties
+from ampcheck.parity.tokens import tokens_of
 from ampcheck.parity.trail import EVERY_SHAPE, Trail
+from ampcheck.parity.twins import run_with_twins
 from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
 from ampcheck.records.results import Key
 from ampcheck.shadow.compare import Result
@@ -49,8 +53,13 @@ _ALIKE = 2.0**-27
 Subject: TypeAlias = Side | Recorded
 
 
-def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None) -> Parity:
-    """Compare two sides, or records of them. Raises `UsageError` where one of them raises."""
+def compare(
+    a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None, tokens: str | None = None
+) -> Parity:
+    """Compare two sides, or records of them. Raises `UsageError` where one of them raises.
+
+    tokens: the path of an output of log-probabilities, which are compared one by one as well.
+    """
     a, b = _sharing(a, b)
     bitwise = relation == "bitwise"
     runs = [
@@ -63,8 +72,11 @@ def compare(a: Subject, b: Subject, *, relation: str = "rounding", limits: Limit
         parity = _compare_bits((a, b), runs) if bitwise else _compare_functions((a, b), runs)
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
-    notes = tuple(note for run in runs for note in run.notes) + tuple(_other_formats(runs)) + tuple(_uncompared(runs))
-    return replace(parity, notes=(*notes, *parity.notes), compared=len(common_keys(runs)) + len(runs[0].plain))
+    notes = tuple(note for run in runs for note in run.notes) + tuple(other_formats(runs)) + tuple(uncompared(runs))
+    tables = () if tokens is None else tokens_of(runs, tokens)
+    notes += tuple(table.note for table in tables)
+    count = len(common_keys(runs)) + len(runs[0].plain)
+    return replace(parity, notes=(*notes, *parity.notes), compared=count, tables=tables)
 
 
 def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
@@ -102,10 +114,19 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
     again = relate_results(independent, keys, coarsest)
     if numbers and (numbers := _other_numbers(independent)):
         return Parity(ANOTHER, numbers)
-    ordered = list(ordered_otherwise(again, (*runs, *independent)))
-    ordered += explained_by_digits(again) or explained_by_digits(related)
-    notes = ordered if opaque else [*ordered, *explained_by_decisions(related, again)]
+    live = [] if opaque else [side for side in sides if isinstance(side, Side)]
+    notes = [] if opaque else list(explained_by_decisions(runs, related, again))
+    twins, left = (
+        run_with_twins(live, independent, keys) if again.rounded or (coarsest and again.differing) else ([], 0.0)
+    )
+    if twins:
+        independent, coarsest = twins, left
+        again = relate_results(independent, keys, coarsest)
+        notes = ["weights or tables that one side holds rounded were compared as the other side has them"]
+    notes += explained_by_digits(again) or explained_by_digits(related)
     notes += explained_by_tables(again, coarsest)
+    if again.differing and len(live) > 1:
+        notes += explained_by_ties(again, decided_by_ties(live, again.differing))
     if opaque and again.differing and (behind := _behind_kernels(again, independent, kernels)):
         return _wrong_kernel(behind, independent, judged)
     parity = _another(again, independent) if again.differing else _agree(runs, again, keys)
@@ -136,7 +157,7 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
     a, b = runs
     for path in sorted(a.plain.keys() | b.plain.keys()):
         first, second = (repr(run.plain[path]) if path in run.plain else "missing" for run in runs)
-        if first != second and not all(isinstance(run.plain.get(path), float) for run in runs):
+        if first != second and not _are_numbers(a.plain.get(path), b.plain.get(path)):
             text = f"output {path}".rstrip()
             return Parity(ANOTHER, f"{text} is {first[:80]} in a and {second[:80]} in b", key=text)
     for key in in_order(a.results.keys() ^ b.results.keys()):
@@ -158,30 +179,8 @@ def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
     return key[0] == "module" or (key[0] == "buffer" and str_of(key) not in run.names)
 
 
-def _other_formats(runs: Sequence[Execution]) -> Iterator[str]:
-    """A note on each output that the two give, or round on the way, in other formats."""
-    a, b = (run.results for run in runs)
-    for key in common_keys(runs):
-        if key[0] != "output":
-            continue
-        formats = [dtype_name(results[key].value.dtype) for results in (a, b)]
-        if formats[0] != formats[1]:
-            yield f"{str_of(key)} is {formats[0]} in a and {formats[1]} in b"
-        references = [results[key].reference for results in (a, b)]
-        rounded = [rounded_to(reference.unit) for reference in references if reference is not None]
-        if len(set(rounded)) > 1:
-            yield f"{str_of(key)} is rounded to {rounded[0]} on its way in a and to {rounded[1]} in b"
-
-
-def _uncompared(runs: Sequence[Execution]) -> Iterator[str]:
-    """A note on gradients of parameters, and on modules, that one side alone has by their names."""
-    own = runs[0].results.keys() ^ runs[1].results.keys()
-    parameters = [key for key in own if key[0] == "gradient" and key[1].startswith("parameter ")]
-    if parameters:
-        yield f"gradients of {len(parameters)} parameters that one side alone names are not compared: see modules="
-    for key in sorted(key for key in own if key[0] == "module"):
-        side, other = ("a", "b") if key in runs[0].results else ("b", "a")
-        yield f"{str_of(key)} has a result in {side} alone: that of {other} was not called, or gives another structure"
+def _are_numbers(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and isinstance(a, (bool, int, float))
 
 
 def _other_numbers(runs: Sequence[Execution], alike: float = _ALIKE) -> str:
@@ -189,9 +188,9 @@ def _other_numbers(runs: Sequence[Execution], alike: float = _ALIKE) -> str:
     a, b = (run.plain for run in runs)
     for path, first in a.items():
         second = b.get(path)
-        if not isinstance(first, float) or not isinstance(second, float) or repr(first) == repr(second):
+        if not _are_numbers(first, second) or repr(first) == repr(second):
             continue
-        if not math.isclose(first, second, rel_tol=alike):
+        if not (isinstance(first, float) and isinstance(second, float) and math.isclose(first, second, rel_tol=alike)):
             return f"output {path}".rstrip() + f" is {first!r} in a and {second!r} in b"
     return ""
 
@@ -209,7 +208,7 @@ def _run_independently(
             continue
         is_reference = not opaque[number] and any(opaque)
         trail = Trail(shapes=EVERY_SHAPE) if is_reference else Trail()
-        runs[number] = execute(side, trail=trail, independent=True, replace_opaque=judge if opaque[number] else None)
+        runs[number] = execute(side, trail=trail, independent=True, revise=judge if opaque[number] else None)
         made = runs[number].trail
         judge = KernelJudge(made.records) if is_reference and made is not None else judge
     return [runs[0], runs[1]], judge

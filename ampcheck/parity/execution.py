@@ -14,6 +14,7 @@ from ampcheck.core.arm import Arm
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage
 from ampcheck.facts.memory import has_companions, roundoff
+from ampcheck.facts.sides import Change
 from ampcheck.numerics import record
 from ampcheck.numerics.measure import counted_results, judged_by, positive, unruled
 from ampcheck.numerics.run import OWN_BACKWARD, RunPlan, run_subject
@@ -35,14 +36,14 @@ RESULTS = ("module", "output", "written", "buffer", "gradient")
 and buffers that it writes, gradients of arguments and parameters."""
 
 
-class OpaqueJudge(Protocol):
-    """Gives companions to what ops return that cannot be followed."""
+class Reviser(Protocol):
+    """Gives other companions to what some ops return."""
 
     def begin(self) -> None:
         """A run begins, perhaps once more."""
 
     def __call__(self, call: Call, shadow: ObservedShadow) -> None:
-        """An op has run that cannot be followed."""
+        """An op has run."""
 
 
 @dataclass(slots=True)
@@ -81,18 +82,19 @@ def execute(
     *,
     trail: Trail | None = None,
     independent: bool = False,
-    replace_opaque: OpaqueJudge | None = None,
+    revise: Reviser | None = None,
+    change: Change | None = None,
 ) -> Execution:
     """Run a side once under a shadow, on copies of its arguments, with equal seeds; its state is as before.
 
     trail: how values are recorded, in one of the run's own. independent: exact takes the decisions, and no run is
-    judged. replace_opaque: gives companions to what an op that cannot be followed returned. A backward pass that raises
-    is left out with a note. Raises `UsageError` for a side that raises.
+    judged. revise: gives other companions to what some ops returned. change: gives data other exact values. A backward
+    pass that raises is left out with a note. Raises `UsageError` for a side that raises.
     """
 
     def once(side: Side) -> Execution:
         run = Execution(side=side, trail=trail and Trail(shapes=trail.shapes, bits=trail.bits))
-        _follow(run, independent, replace_opaque)
+        _follow(run, independent, revise, change)
         return run
 
     run = _restored(side, once)
@@ -156,28 +158,28 @@ def _run(run: Execution) -> dict[Key, torch.Tensor]:
     return live
 
 
-def _observe(run: Execution, replace_opaque: OpaqueJudge | None, shadow: ObservedShadow, call: Call) -> None:
+def _observe(run: Execution, revise: Reviser | None, shadow: ObservedShadow, call: Call) -> None:
     if is_opaque(call):
         run.opaque[call.traits.title] += 1
-        if replace_opaque is not None:
-            replace_opaque(call, shadow)
+    if revise is not None:
+        revise(call, shadow)
     if run.trail is not None:
         run.trail(call)
 
 
-def _follow(run: Execution, independent: bool, replace_opaque: OpaqueJudge | None) -> None:
+def _follow(run: Execution, independent: bool, revise: Reviser | None, change: Change | None) -> None:
     """Run a side under a shadow.
 
     How often values were rounded, by which kernels are judged, is known of a run that is judged alone.
     """
-    side, judged = run.side, not independent or replace_opaque is not None
+    side, judged = run.side, not independent or revise is not None
     module = side.function if isinstance(side.function, torch.nn.Module) else None
-    shadow = ObservedShadow(module, independent=independent, judge=judged, freedom=True)
-    shadow.observer = partial(_observe, run, replace_opaque, shadow)
+    shadow = ObservedShadow(module, independent=independent, judge=judged, freedom=True, change=change)
+    shadow.observer = partial(_observe, run, revise, shadow)
     if run.trail is not None:
         run.trail.shadow = shadow
-    if replace_opaque is not None:
-        replace_opaque.begin()
+    if revise is not None:
+        revise.begin()
     with shadow:
         run.shadow = shadow
         named = {key: t for key, t in _run(run).items() if has_companions(t)}

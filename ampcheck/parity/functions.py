@@ -26,6 +26,9 @@ SAME, ALIKE, ROUNDED, UNDETERMINED = "same", "alike", "rounded", "undetermined"
 """Equal; apart by less than float32 shows; apart by roundings of data that one side alone holds; apart, where the data
 determine nothing."""
 
+NONFINITE = "infinities or NaN are in other places"
+"""How two functions part that no tie explains."""
+
 
 def relate(a: Result, b: Result, coarsest: float = 0.0) -> str:
     """`SAME`, `ROUNDED` or `UNDETERMINED`, or by how much two functions part.
@@ -48,7 +51,7 @@ def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     exact, other, moved, moved_other = (real_parts(t).double() for t in (a.exact, b.exact, a.moved, b.moved))
     both = exact.isfinite() & other.isfinite()
     if not torch.equal(_marked(exact, ~both), _marked(other, ~both)):
-        return "infinities or NaN are in other places"
+        return NONFINITE
     dims = group_dims(exact.shape)
     values = exact - other, torch.maximum(exact.abs(), other.abs()), moved - exact, moved_other - other
     off, size, *aways = (group_norms(torch.where(both & t.isfinite(), t, 0.0), dims) for t in values)

@@ -13,10 +13,12 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.numerics.checks import check_numerics
-from ampcheck.parity.execution import Execution, str_of
+from ampcheck.parity.execution import Execution, execute, str_of
 from ampcheck.parity.lifted import compiled_apart
 from ampcheck.records.results import FLOOR, JUDGED_UNIT, LOST, SLACK, ResultError
-from ampcheck.shadow.bounds import examine
+from ampcheck.shadow.bounds import SIXTEEN, examine
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.independent import ObservedShadow
 
 _JUDGED_BY = ("overflow", "nonfinite-gradient", "integer-cast", "precision-loss", "silent-zero", "flush")
 """The checks of one run whose failures make a side wrong."""
@@ -27,10 +29,36 @@ _FLOAT32_SUMS = 8.0
 
 def failures_of(run: Execution, limits: Limits) -> list[Finding]:
     """What is wrong with an execution; empty for an honest one."""
+    failures = _failures_of_checks(run, limits)
+    if not failures and any(error.unit > SIXTEEN for error in run.errors):
+        failures = _failures_of_checks(execute(run.side, revise=_CastsToData()), limits)
+    return failures or [*_float32_errors(run), *_compiled_errors(run)]
+
+
+def _failures_of_checks(run: Execution, limits: Limits) -> list[Finding]:
     assert run.stats is not None
     found = check_numerics(run.stats, limits, _JUDGED_BY)
-    failures = [f for f in found if f.verdict is Verdict.FAIL and f.check in _JUDGED_BY]
-    return failures or [*_float32_errors(run), *_compiled_errors(run)]
+    return [f for f in found if f.verdict is Verdict.FAIL and f.check in _JUDGED_BY]
+
+
+class _CastsToData:
+    """Makes data of what casts to 8 bits give, so that what follows is judged without their roundings.
+
+    A cast rounds as its format does, and is judged where the companions go on through it.
+    """
+
+    def begin(self) -> None:
+        """Nothing is kept from one run to the next."""
+
+    def __call__(self, call: Call, shadow: ObservedShadow) -> None:
+        """Let companions begin anew behind a cast."""
+        if call.traits.copies is None or not call.before:
+            return
+        unit = min(SIXTEEN, max(companions.unit for companions in call.before))
+        for tensor in (*call.fresh, *call.written):
+            if tensor.dtype.itemsize == 1:
+                shadow.store.lift(tensor, moves=True)
+                shadow.store.of(tensor).unit = unit
 
 
 def _float32_errors(run: Execution) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, roundoff
 from ampcheck.facts.norms import finite_parts, group_norms, norm, ratio, real_parts
-from ampcheck.parity.trail import Record
+from ampcheck.parity.trail import Record, is_opaque
 from ampcheck.records.parity import KernelResult
 from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK
 from ampcheck.shadow.bounds import group_dims, slack_of
@@ -65,7 +65,9 @@ class KernelJudge:
         self.unmatched.clear()
 
     def __call__(self, call: Call, shadow: ObservedShadow) -> None:
-        """Judge the results of an op, and follow on from the exact values of the reference."""
+        """Judge the results of an op that cannot be followed, and go on from the exact values of the reference."""
+        if not is_opaque(call):
+            return
         depth = max((companions.depth for companions in call.before), default=0)
         for tensor in (*call.fresh, *call.written):
             if not has_companions(tensor) or not tensor.numel():

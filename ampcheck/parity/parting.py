@@ -11,7 +11,7 @@ from ampcheck.core.run import Where
 from ampcheck.parity.trail import Record
 
 _SHORTEST_ROW = 8
-"""Elements of a row by which it can be told from others."""
+"""Elements of a row of whole numbers by which it can be told from others; of other numbers a few do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _is_whole(record: Record, wholes: dict[int, tuple[torch.Tensor, torch.Tensor
 
 def _is_in_rows(record: Record, pools: dict[torch.Size, torch.Tensor]) -> bool:
     width = record.shape[-1:]
-    if width not in pools or width.numel() < _SHORTEST_ROW:
+    if width not in pools or (record.whole and width.numel() < _SHORTEST_ROW):
         return False
     pool = pools[width]
     place = torch.searchsorted(pool[:, 0].contiguous(), record.rows[:, 0].contiguous() - 4 * record.noise)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from ampcheck.core.formats import format_of
+from ampcheck.facts.memory import dtype_name
 from ampcheck.parity.execution import RESULTS, Execution, str_of
 from ampcheck.parity.functions import ALIKE, ROUNDED, SAME, UNDETERMINED, is_determined, relate, roundings_between
 from ampcheck.records.results import JUDGED_UNIT, Key
@@ -72,12 +71,11 @@ def relate_results(runs: Sequence[Execution], keys: Iterable[Key], coarsest: flo
     return related
 
 
-def explained_by_decisions(before: Relations, after: Relations) -> Iterator[str]:
-    """A note on results that part no more where exact takes the decisions."""
+def explained_by_decisions(runs: Sequence[Execution], before: Relations, after: Relations) -> Iterator[str]:
+    """A note on results that part no more where exact takes the decisions of these runs."""
     settled = [key for key in before.differing if key not in after.differing and key not in after.rounded]
-    if settled:
-        results = ", ".join(map(str_of, settled[:3])) + (", ..." if len(settled) > 3 else "")
-        yield f"decisions near a tie or a kink were taken otherwise, and explain the difference in {results}"
+    if settled and any(freedom is None or freedom.ties or freedom.kinks for freedom in (run.freedom for run in runs)):
+        yield f"decisions near a tie or a kink were taken otherwise, and explain the difference in {_listed(settled)}"
 
 
 def explained_by_digits(related: Relations) -> list[str]:
@@ -88,26 +86,15 @@ def explained_by_digits(related: Relations) -> list[str]:
     return [f"{text} {str_of(related.alike[0])}"]
 
 
-def ordered_otherwise(related: Relations, runs: Sequence[Execution]) -> Iterator[str]:
-    """Notes on results that part since equal values, which have no order of their own, were ordered otherwise."""
-    ties = max((run.freedom.ties for run in runs if run.freedom is not None), default=0)
-    a, b = runs[-2:]
-    for key in list(related.differing) if ties else ():
-        first, second = a.results[key], b.results[key]
-        if first.reference is None or second.reference is None:
-            same = first.value.shape == second.value.shape and int((first.value != second.value).sum()) <= 2 * ties
-        else:
-            same = key[0] == "gradient" and _are_reordered(a, b, key)
-        if same:
-            del related.differing[key]
-            yield f"equal values, which are tied, are ordered differently in {str_of(key)}"
+def explained_by_ties(related: Relations, tied: Iterable[Key]) -> Iterator[str]:
+    """A note on results in which two functions part since data lie exactly at a tie or a kink."""
+    settled = [key for key in tied if related.differing.pop(key, None)]
+    if settled:
+        yield f"data lie exactly at a tie or a kink, beside which both agree, in {_listed(settled)}"
 
 
-def _are_reordered(a: Execution, b: Execution, key: Key) -> bool:
-    """Whether a result has the same numbers in both, in another order."""
-    trails = [(run.trail, run.records[key]) for run in (a, b) if run.trail is not None and key in run.records]
-    marks = [trail.records[number].marks for trail, number in trails]
-    return len(marks) == 2 and torch.allclose(marks[0], marks[1], 1e-9, 1e-9)
+def _listed(keys: Sequence[Key]) -> str:
+    return ", ".join(map(str_of, keys[:3])) + (", ..." if len(keys) > 3 else "")
 
 
 def explained_by_tables(related: Relations, coarsest: float) -> Iterator[str]:
@@ -123,3 +110,29 @@ def explained_by_tables(related: Relations, coarsest: float) -> Iterator[str]:
         "one side holds weights or tables in 16 bits that the other does not, and rounding them explains the "
         "difference; make both from the same numbers",
     )
+
+
+def other_formats(runs: Sequence[Execution]) -> Iterator[str]:
+    """A note on each output that the two give, or round on the way, in other formats."""
+    a, b = (run.results for run in runs)
+    for key in common_keys(runs):
+        if key[0] != "output":
+            continue
+        formats = [dtype_name(results[key].value.dtype) for results in (a, b)]
+        if formats[0] != formats[1]:
+            yield f"{str_of(key)} is {formats[0]} in a and {formats[1]} in b"
+        references = [results[key].reference for results in (a, b)]
+        rounded = [rounded_to(reference.unit) for reference in references if reference is not None]
+        if len(set(rounded)) > 1:
+            yield f"{str_of(key)} is rounded to {rounded[0]} on its way in a and to {rounded[1]} in b"
+
+
+def uncompared(runs: Sequence[Execution]) -> Iterator[str]:
+    """A note on gradients of parameters, and on modules, that one side alone has by their names."""
+    own = runs[0].results.keys() ^ runs[1].results.keys()
+    parameters = [key for key in own if key[0] == "gradient" and key[1].startswith("parameter ")]
+    if parameters:
+        yield f"gradients of {len(parameters)} parameters that one side alone names are not compared: see modules="
+    for key in sorted(key for key in own if key[0] == "module"):
+        side, other = ("a", "b") if key in runs[0].results else ("b", "a")
+        yield f"{str_of(key)} has a result in {side} alone: that of {other} was not called, or gives another structure"

@@ -59,8 +59,8 @@ class Record:
 
     where: None of data that entered. marks: norm, sum, sum of magnitudes, largest and smallest element. rows: a
     weighted sum and the norm of each row. noise: how far float64 itself may be off. live: made of data, and no mask or
-    table. kept: the value and its companions, of data and of the shapes that are kept. bits: a hash of the real values.
-    opaque: made by an op that cannot be followed inside.
+    table. kept: the value and its companions, of data, masks, tables, and of the shapes that are kept. bits: a hash of
+    the real values. opaque: made by an op that cannot be followed inside. whole: every element is a whole number.
     """
 
     where: Where | None
@@ -73,6 +73,13 @@ class Record:
     kept: tuple[torch.Tensor, Reference] | None = None
     bits: int = 0
     opaque: bool = False
+    whole: bool = False
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The real values of a record that is kept."""
+        assert self.kept is not None
+        return self.kept[0]
 
 
 class Trail:
@@ -93,7 +100,7 @@ class Trail:
         written = {id(tensor) for tensor in call.written}
         inputs = [t for t in call.inputs if has_companions(t) and t.numel()]
         parents = tuple(self.number(t, as_view=id(t) not in written) for t in inputs)
-        live = any(self.records[parent].live for parent in parents)
+        live = any(self.records[parent].live for parent in parents) and not call.traits.shaped
         opaque = is_opaque(call)
         for tensor in (*call.fresh, *call.written):
             if has_companions(tensor) and tensor.numel():
@@ -122,7 +129,7 @@ class Trail:
         return number
 
     def _append(self, tensor: torch.Tensor, record: Record) -> int:
-        if record.where is None or tensor.shape in self.shapes:
+        if record.where is None or not record.live or tensor.shape in self.shapes:
             record.kept = tensor.detach().clone(), self.shadow.reference(tensor)
         if self.bits:
             record.bits = hash(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -131,6 +138,7 @@ class Trail:
 
     def _record(self, tensor: torch.Tensor, where: Where | None, parents: tuple[int, ...], *, live: bool) -> Record:
         exact, moved = (finite_parts(side(tensor)) for side in (self.shadow.exact, self.shadow.moved))
+        whole = bool((exact == exact.round()).all())
         exact, moved = (t.sign() * t.abs().log1p() for t in (exact, moved))  # beside -3e38 of a mask all would be equal
         flat = exact.reshape(-1)
         size = torch.linalg.vector_norm(flat)
@@ -139,31 +147,30 @@ class Trail:
         rows = torch.stack([lines @ row_weights(lines.shape[1]), torch.linalg.vector_norm(lines, dim=1)], 1)
         away = float(torch.linalg.vector_norm(moved.reshape(-1) - flat))
         noise = FLOAT64_NOISE * away + FLOAT64_ALIKE * float(size)
-        return Record(where, parents, marks, rows, tensor.shape, noise, live)
+        return Record(where, parents, marks, rows, tensor.shape, noise, live, whole=whole)
 
     def is_behind_opaque(self, number: int) -> bool:
         """Whether an op that cannot be followed inside may have made a record, or what it is made of."""
         return self._chooses or any(self.records[i].opaque for i in self._behind([number]))
 
     def coarsest_not_in(self, other: Trail, results: Iterable[int]) -> float:
-        """The unit roundoff of data behind these records that the other run does not have: tables and weights made
-        outside of the run. Data that leads to none of them explains no difference."""
-        twins = {record.marks.numpy().tobytes() for record in other.records if record.where is None}
-        behind = self._behind(results)
-        own = self._data(i for i in behind if self.records[i].marks.numpy().tobytes() not in twins)
-        if not own:
-            return 0.0
-        known = other._data(range(len(other.records)))
-        numbers = torch.cat([torch.zeros(1, dtype=torch.float64), *(exact for _, exact in known)])
-        together = torch.isin(torch.cat([exact for _, exact in own]), numbers)
-        shared = torch.split(together, [len(exact) for _, exact in own])
-        units = [roundoff(dtype) for (dtype, _), every in zip(own, shared, strict=True) if not bool(every.all())]
-        return max(units, default=0.0)
+        """The unit roundoff of data behind these records that the other run does not have."""
+        return max((roundoff(record.value.dtype) for record in self.own_data(other, results)), default=0.0)
 
-    def _data(self, numbers: Iterable[int]) -> list[tuple[torch.dtype, torch.Tensor]]:
-        """Of the records that are data, the format and the exact values."""
-        kept = [record.kept for i in numbers if (record := self.records[i]).where is None and record.kept]
-        return [(value.dtype, finite_parts(reference.exact).reshape(-1)) for value, reference in kept]
+    def own_data(self, other: Trail, results: Iterable[int]) -> list[Record]:
+        """Data behind these records that the other run does not have: tables and weights made outside of the run. Data
+        that leads to none of them explains no difference."""
+        twins = {record.marks.numpy().tobytes() for record in other.records if record.where is None}
+        behind = (self.records[number] for number in sorted(self._behind(results)))
+        own = [r for r in behind if r.where is None and r.kept and r.marks.numpy().tobytes() not in twins]
+        if not own:
+            return []
+        zero = torch.zeros(1, dtype=torch.float64)
+        known = [_exact(record) for record in other.records if record.kept and record.where is None]
+        exact = [_exact(record) for record in own]
+        together = torch.isin(torch.cat(exact), torch.cat([zero, *known]))
+        shared = torch.split(together, list(map(len, exact)))
+        return [record for record, every in zip(own, shared, strict=True) if not bool(every.all())]
 
     def _behind(self, results: Iterable[int]) -> set[int]:
         """The records that lead to these."""
@@ -174,6 +181,11 @@ class Trail:
                 behind.add(number)
                 stack.extend(self.records[number].parents)
         return behind
+
+
+def _exact(record: Record) -> torch.Tensor:
+    assert record.kept is not None
+    return finite_parts(record.kept[1].exact).reshape(-1)
 
 
 def _layout(tensor: torch.Tensor) -> _Layout:

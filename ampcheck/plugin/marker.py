@@ -19,13 +19,16 @@ _STATE = "autocast-state"
 _GUARDS = ("autocast-", "policy-")
 """Prefixes of the checks of a guard; all other checks are those of an observation."""
 
+_PARITY = "parity"
+"""The check of what a test returns."""
+
 
 @dataclass(frozen=True)
 class MarkerArguments:
     """The arguments of a marker. checks: of the observation, None for no observation. guards: checks of a guard.
 
     lock: the file, relative to the test's folder, "" for the default one, None for no lock. device: whose policy is
-    emulated. speed: defaults of the fixture `speed`.
+    emulated. speed: defaults of the fixture `speed`. parity: compare the two executions that the test returns.
     """
 
     checks: tuple[str, ...] | None = None
@@ -33,6 +36,7 @@ class MarkerArguments:
     lock: str | None = None
     device: str | None = None
     speed: Mapping[str, object] = field(default_factory=dict)
+    parity: bool = False
 
     @classmethod
     def of(cls, item: pytest.Item) -> MarkerArguments:
@@ -53,12 +57,13 @@ class MarkerArguments:
                 "the marker ampcheck takes names of checks, such as 'overflow', lock=True or a path, device='cuda', "
                 f"and speed={{'at_least': 1.2}}, not {', '.join(wrong)}"
             )
-        names = tuple(dict.fromkeys(marker.args))
+        parity = _PARITY in marker.args
+        names = tuple(dict.fromkeys(name for name in marker.args if name != _PARITY))
         guards = tuple(name for name in names if name.startswith(_GUARDS))
         checks = tuple(name for name in names if name not in guards)
-        observes = bool(checks) or not (guards or lock or device or speed is not None)
+        observes = bool(checks) or not (guards or lock or device or parity or speed is not None)
         file = (lock if isinstance(lock, str) else "") if lock else None
-        return cls(checks if observes else None, guards, file, device, speed or {})
+        return cls(checks if observes else None, guards, file, device, speed or {}, parity)
 
     def plan(self, body: str) -> Plan:
         """What is judged of a test's body, of this name; the checks are empty where nothing is."""
@@ -78,6 +83,28 @@ class MarkerArguments:
         if "torch" not in sys.modules or _STATE in self.guards:
             return self
         return replace(self, guards=(*self.guards, _STATE))
+
+
+def compare_returned(item: pytest.Function) -> bool:
+    """Whether the marker of a test asks to compare the two executions that it returns; runs the test and compares
+    them.
+
+    Raises what `assert_parity` raises, and `UsageError` for a test that returns no pair.
+    """
+    __tracebackhide__ = True
+    if not MarkerArguments.of(item).parity:
+        return False
+    from ampcheck.parity import assert_parity
+
+    returned = item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+    pair = returned if isinstance(returned, tuple) else (returned,)
+    if not 2 <= len(pair) <= 4 or not isinstance(pair[-1] if len(pair) == 4 else {}, Mapping):
+        raise UsageError(
+            "a test that is marked with 'parity' returns (a, b), (a, b, args) or (a, b, args, options of "
+            f"assert_parity); found {returned!r:.80}"
+        )
+    assert_parity(*pair[:3], **dict(*pair[3:]))
+    return True
 
 
 @contextmanager

@@ -58,7 +58,8 @@ MARKERS = (
     "these checks, such as 'overflow' or 'autocast-state'; without names, of every check that can be observed. "
     "lock=True (or a path): compare the body's calls under autocast with ampcheck.lock.json in the test's folder. "
     "device='cuda': run the body under that device's autocast policy. speed={'at_least': 1.2}: defaults of the fixture "
-    "speed. With lock, device or speed alone nothing is observed. The closest marker counts.",
+    "speed. With lock, device or speed alone nothing is observed. 'parity': compare the two executions that the test "
+    "returns, as (a, b, args) or (a, b, args, options of assert_parity). The closest marker counts.",
     "speed: a test of speed; those that ampcheck init writes run only with -m speed.",
 )
 """The markers' entries in `pytest --markers`; `marker.py` reads the arguments of the first."""

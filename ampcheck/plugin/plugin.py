@@ -144,6 +144,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Compare the two executions that a test marked with `parity` returns."""
+    __tracebackhide__ = True
+    if "ampcheck" not in pyfuncitem.keywords:
+        return None
+    from ampcheck.plugin.marker import compare_returned
+
+    return compare_returned(pyfuncitem) or None
+
+
 def _progress_of(item: pytest.Item) -> AbstractContextManager[None]:
     """Lines about a long test of a module that imports ampcheck; nothing with `-qq` and in workers of xdist."""
     descriptor = item.config.stash.get(_STDERR, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ampcheck.core.run import Finding, Scalar, Where
+from ampcheck.core.run import Finding, Scalar, Table, Where
 
 AGREE, ANOTHER, WRONG, UNDECIDED = "agree", "another function", "wrong", "undecided"
 """Outcomes of a comparison."""
@@ -50,7 +50,7 @@ class Parity:
     the result in which it shows. at: the op of `a` and that of `b`. common: the op of the last value that both have.
     roundings: the largest distance of two results, in unit roundoffs of the coarser format. compared: how many results
     were. failures: what the checks of one run say of a side that is wrong. kernels: how opaque ops were judged. pairs:
-    the results of both sides. notes: what else is to be known.
+    the results of both sides. tables: of the tokens of an output. notes: what else is to be known.
     """
 
     outcome: str
@@ -65,6 +65,7 @@ class Parity:
     failures: tuple[Finding, ...] = ()
     kernels: tuple[KernelResult, ...] = ()
     pairs: tuple[ResultPair, ...] = ()
+    tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
+from ampcheck.facts.sides import Change
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.mode import Shadow
@@ -25,7 +26,8 @@ class ObservedShadow(Shadow):
     """A shadow that calls `observer` with each op that it has followed; what the observer raises reaches the caller.
 
     independent: exact takes the decisions. The values of the run are then those of no run of the user's, and are not
-    judged; its exact values are what float64 gives.
+    judged; its exact values are what float64 gives, also of weights from one step to the next. change: gives data
+    other exact values.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class ObservedShadow(Shadow):
         independent: bool = False,
         judge: bool = True,
         freedom: bool = False,
+        change: Change | None = None,
     ) -> None:
-        super().__init__(model, judge=judge, freedom=freedom)
+        super().__init__(model, judge=judge, freedom=freedom, renews=not independent)
+        self.store.change = change
         self.observer: Callable[[Call], None] | None = None
         self._independent = independent
         self._follower = Follower(self.store, self._sides, self.unruled, independent=independent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import parity.usual_pairs  # noqa: F401  # registers its pairs
 import pytest
 from parity.pairs import PAIRS
 

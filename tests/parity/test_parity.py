@@ -237,6 +237,19 @@ def test_an_honest_model_holds_in_each_circumstance(circumstance: Any, relation:
     assert_parity(model(), circumstance, (draw(6, 16),), relation=relation)
 
 
+def test_behind_a_cast_to_8_bits_a_sum_is_judged_by_its_own_format() -> None:
+    def summed(x: Any, dtype: torch.dtype) -> Any:
+        total = torch.zeros(x.shape[1], dtype=dtype)
+        for row in x.to(torch.float8_e4m3fn).to(dtype):
+            total = total + row
+        return total.to(BF16)
+
+    x = draw(600, 16).abs()
+    with pytest.raises(AssertionError, match="b is beyond the bound of its own rounding"):
+        assert_parity(lambda x: summed(x, torch.float32), lambda x: summed(x, BF16), (x,), backward=False)
+    assert_parity(lambda x: summed(x, torch.float32), lambda x: summed(x, BF16), (x[:60],), backward=False)
+
+
 def test_a_norm_over_the_batch_depends_on_it() -> None:
     with pytest.raises(AssertionError, match="rows of a batch alone: two executions must compute one function"):
         assert_parity(lambda x: x - x.mean(0, keepdim=True), Batch(), (draw(6, 16),))

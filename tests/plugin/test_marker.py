@@ -297,3 +297,29 @@ def test_the_real_observation(pytester: pytest.Pytester, spread: str) -> None:
         ("overflow", "test_real.py::test_known"),
         ("overflow", "test_real.py::test_overflows"),
     ]
+
+
+def test_a_pair_that_a_marked_test_returns_is_compared(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        x = torch.arange(1.0, 9.0)
+
+        @pytest.mark.ampcheck("parity")
+        @pytest.mark.parametrize("factor", [2.0, 2.1])
+        def test_doubled(factor):
+            return lambda x: x + x, lambda x: x * factor, (x,)
+
+        @pytest.mark.ampcheck("parity")
+        def test_bits():
+            return lambda x: (x + x).sqrt(), lambda x: (x * 2).sqrt(), (x,), {"relation": "bitwise"}
+
+        @pytest.mark.ampcheck("parity")
+        def test_nothing():
+            pass
+        """
+    )
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, failed=2)
+    result.stdout.fnmatch_lines(["*must compute one function*", "*returns (a, b), (a, b, args)*found None*"])

@@ -1,0 +1,71 @@
+"""Data that lie exactly at a tie or a kink, where nothing says which of several results is the right one.
+
+`relu` and `clamp` have other derivatives at 0, equal values have no order, a pool of equal values passes its gradient
+to any of them. Beside such a point two implementations of one function agree, and what they give jumps there. So both
+run twice more, with all data moved by the same little to one side and to the other: a result that agrees at both
+places, and is not the same at both, is decided by a tie. Whatever else differs at a point differs beside it as well.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ampcheck.core.errors import UsageError
+from ampcheck.parity.calls import Side
+from ampcheck.parity.execution import Execution, execute
+from ampcheck.parity.functions import ALIKE, NONFINITE, SAME, relate
+from ampcheck.records.results import Key
+
+_BESIDE = 2.0**-42
+"""How far data are moved, relative to their typical size: far beyond the roundings of float64, which are of 2**-53, and
+too little for a smooth function to show it, see `FLOAT64_NOISE` and `FLOAT64_ALIKE`."""
+
+
+class _Beside:
+    """Moves data of the same values by the same, however often and in which order they enter. masks: also what holds
+    zeros and ones alone; stayed: there was such."""
+
+    def __init__(self, sign: int, *, masks: bool) -> None:
+        self._sign, self._masks, self._seen = sign, masks, Counter[int]()
+        self.stayed = False
+
+    def __call__(self, exact: torch.Tensor) -> torch.Tensor:
+        finite = exact.where(exact.isfinite(), 0.0)
+        if not self._masks and torch.equal(finite * finite, finite) and bool(finite.any()):
+            self.stayed = True
+            return exact
+        content = zlib.crc32(exact.numpy().tobytes())
+        self._seen[content] += 1
+        generator = torch.Generator().manual_seed(content + self._seen[content])
+        noise = torch.rand(exact.numel(), generator=generator, dtype=torch.float64) - 0.5
+        return exact + noise * (self._sign * _BESIDE * (float(finite.square().mean().sqrt()) or 1.0))
+
+
+def decided_by_ties(sides: Sequence[Side], differing: Mapping[Key, str], *, masks: bool = False) -> list[Key]:
+    """Those of the results in which two functions part that a tie or a kink decides; what is finite in one alone is no
+    such. masks: move what holds zeros and ones alone as well, which is done where nothing is found without."""
+    places: list[list[Execution]] = []
+    keys = [key for key, how in differing.items() if how != NONFINITE]
+    beside = [_Beside(sign, masks=masks) for sign in (1, 1, -1, -1)]
+    for moves in (beside[:2], beside[2:]):
+        try:
+            runs = [execute(side, independent=True, change=move) for side, move in zip(sides, moves, strict=True)]
+        except UsageError:  # a function need not be defined there
+            return []
+        keys = [key for key in keys if all(key in run.results for run in runs) and _agree(runs, key)]
+        places.append(runs)
+        if not keys:
+            break
+    keys = [key for key in keys if not all(_agree(runs, key) for runs in zip(*places, strict=True))]
+    if not keys and not masks and any(move.stayed for move in beside):
+        return decided_by_ties(sides, differing, masks=True)
+    return keys
+
+
+def _agree(runs: Sequence[Execution], key: Key) -> bool:
+    a, b = (run.results[key] for run in runs)
+    return relate(a, b) in (SAME, ALIKE)
