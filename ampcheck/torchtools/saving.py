@@ -161,8 +161,8 @@ def save_object(value: Any, *, names: bool = True) -> list[Restore]:
     if is_random_generator(value):
         return [partial(_set_generator, value, generator_state(value))]
     restores = [_save_slots(value), *([save_items(value)] if isinstance(value, CONTAINERS) else [])]
-    if hasattr(value, "__dict__"):
-        table = vars(value)
+    table = getattr(value, "__dict__", None)
+    if isinstance(table, dict):
         restores.append(_save_names(lambda: attributes(value), table.__setitem__, table.__delitem__))
     if isinstance(value, torch.nn.Module) and not is_distributed(value):
         restores.append(save_hooks(value, MODULE_TABLES))
@@ -183,7 +183,9 @@ def attributes(value: object) -> dict[str, Any]:
     Of a distributed wrapper of modules its parts and weights alone: the others belong to operations that other
     processes have begun.
     """
-    if isinstance(value, torch.nn.Module) and is_distributed(value):
+    if not isinstance(value, torch.nn.Module):
+        return dict(vars(value))
+    if is_distributed(value):
         return {name: vars(value)[name] for name in ("_parameters", "_buffers", "_modules", "training")}
     return {n: own for n, own in vars(value).items() if n not in MODULE_TABLES and not n.startswith("_torch")}
 

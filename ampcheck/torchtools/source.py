@@ -7,9 +7,8 @@ import os
 import sysconfig
 import threading
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache, partial, wraps
 from types import CodeType, FrameType
 from typing import ParamSpec, TypeAlias, TypeVar
@@ -21,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
-from ampcheck.torchtools.patching import around_exports
+from ampcheck.torchtools.patching import around_exports, without_warning
 from ampcheck.torchtools.private import OpOverload
 
 Line: TypeAlias = "tuple[str, int | None]"
@@ -165,25 +164,17 @@ class Scopes:
 
 @contextmanager
 def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks at the end. They are off in strict exports, whose graphs would contain them."""
+    """Remove hooks at the end. They are off in strict exports, whose graphs would contain them.
+
+    PyTorch says nothing of hooks around compiled modules, which are ours and not the user's.
+    """
+    global_hooks = "Using `torch.compile.module.` when there are global hooks"
     try:
-        with around_exports(lambda: _without(handles)), _unwarned():
+        with around_exports(lambda: _without(handles)), without_warning(global_hooks):
             yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """PyTorch says nothing of hooks around compiled modules, which are ours and not the user's."""
-    warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks", UserWarning)
-    ours = warnings.filters[0]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the user's code may have set filters of its own
-            warnings.filters.remove(ours)  # type: ignore[attr-defined]
 
 
 @contextmanager
