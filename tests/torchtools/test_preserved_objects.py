@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +115,32 @@ def test_what_a_model_keeps_is_put_back() -> None:
     assert model.total.tolist() == [0, 0]
     assert list(model.cache) == ["inner"]
     assert vars(model.cache["inner"]) == {"calls": []}
+
+
+def test_generators_and_arrays_of_its_own_are_put_back_and_weights_and_globals_are_not() -> None:
+    global called
+    own, array, layer = torch.Generator().manual_seed(1), np.zeros(2), torch.nn.Linear(2, 2)
+
+    def model() -> float:
+        global called
+        called += 1
+        array[:] = 1.0
+        with torch.no_grad():
+            layer.weight.zero_()
+        return torch.rand(1, generator=own).item()
+
+    called = 0
+    with preserved_objects(model):
+        drawn = model()
+    assert model() == drawn
+    with preserved_objects(model):
+        array[:] = 2.0
+    assert array.tolist() == [1.0, 1.0]
+    assert not layer.weight.any()
+    assert called == 2
+
+
+called = 0
 
 
 def test_the_walk_ends_and_what_is_near_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
