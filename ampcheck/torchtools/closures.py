@@ -71,7 +71,7 @@ def is_followed(value: object) -> bool:
 def is_users_class(kind: type) -> bool:
     """Whether a class belongs neither to Python nor to PyTorch nor to ampcheck."""
     package = kind.__module__
-    home = getattr(sys.modules.get(package), "__file__", None)
+    home = getattr(sys.modules.get(package), "__file__", "notebook" if package == "__main__" else None)
     return home is not None and package.partition(".")[0] not in sys.stdlib_module_names and is_users(home)
 
 
