@@ -300,7 +300,8 @@ def _difference(name: str, before: Any, after: Any) -> tuple[float, str] | None:
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The settings that differ, with both values; those of a scaler that neither run used do not count."""
-    if not any(settings.get("used", True) for settings in (before, after)):
+    uses = [settings["used"] for settings in (before, after) if "used" in settings]
+    if uses and not any(uses):
         return ""
     keys = [key for key in dict.fromkeys((*before, *after)) if key != "used" and before.get(key) != after.get(key)]
     return ", ".join(f"{key.strip('_')} {_short(before.get(key))} became {_short(after.get(key))}" for key in keys[:3])
