@@ -17,7 +17,7 @@ from ampcheck.parity.example import Example
 from ampcheck.parity.functions import element_apart, exact_values
 from ampcheck.parity.invariances import Invariance
 from ampcheck.records.property import COMPILED, INVARIANCE, RAISES, Look, Problem
-from ampcheck.records.results import INTEGERS, TIE, Key
+from ampcheck.records.results import INTEGERS, TIE
 from ampcheck.search.compiling import Compiled
 from ampcheck.search.runner import Around, Runner
 from ampcheck.search.verdict import Judged
@@ -47,12 +47,11 @@ class Evaluator:
 
     def _judged(self, example: Example, around: Around | None = None) -> tuple[Look, Judged | None]:
         """What the run of an example shows, and the run; None where there is none that could be judged."""
-        judged = Judged(example, Shadow(self.runner.root, freedom=self.compiled is not None))
-        outcome = self.runner.run(example, judged.receive, judged.shadow, around)
-        if (error := outcome.error) is None:
-            look = judged.end(outcome)
-            self.runner.dropped.update(judged.dropped)
-            return look, judged
+        shadow = Shadow(self.runner.root, freedom=self.compiled is not None)
+        run = self.runner.run(example, shadow, around)
+        if (error := run.error) is None:
+            judged = Judged(example, run, shadow)
+            return judged.look, judged
         reason = lacking(error, kernels=True)
         if outside := reason or self.runner.float32_error(example, around):
             return Look(outside=outside, lacking=reason), None
@@ -61,19 +60,15 @@ class Evaluator:
 
     def _look_at_compiled(self, compiled: Compiled, example: Example, eager: Judged) -> list[Problem]:
         """Compiled code must keep the bounds that eager mode keeps."""
-        function, values = compiled.function_for(example), dict[Key, torch.Tensor]()
-        if function is None:
+        if (function := compiled.function_for(example)) is None:
             return []
-
-        def keep(path: str, value: torch.Tensor) -> None:
-            values["output", path, 0] = value.clone()
-
-        error = self.runner.run(example, keep, around=lambda _: function).error
-        if error is not None:
-            return [] if compiled.cannot_run(error) else [_worse(f"it raises {brief(error)}")]
+        run, expected_results = self.runner.run(example, around=lambda _: function), eager.run.results
+        if run.error is not None:
+            return [] if compiled.cannot_run(run.error) else [_worse(f"it raises {brief(run.error)}")]
         compiled.examples += 1
-        for result in compare_results(eager.results, values, eager.shadow.freedom):
-            value, expected = values.get(result.key), eager.results[result.key].value
+        values = run.values
+        for result in compare_results(expected_results, values, eager.run.freedom):
+            value, expected = values.get(result.key), expected_results[result.key].value
             if value is None or result.absent or value.dtype is not expected.dtype:
                 other = "no output" if value is None else f"an output of {value.dtype} {list(value.shape)}"
                 form = f"{expected.dtype} {list(expected.shape)}"
@@ -107,8 +102,8 @@ class Evaluator:
             return []
         self.counts[circumstance.name] += look.elements > 0
         unit = format_of(self.runner.dtype).unit_roundoff
-        for path, expected in first.items():
-            value = second.get(path)
+        for key, expected in first.items():
+            value, path = second.get(key), key[1]
             if value is None or value.value.shape != expected.value.shape:
                 return [Problem(INVARIANCE, path, detail=f"{circumstance.name}: float64 gives another shape there")]
             if (index := element_apart(expected, value, unit)) is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -23,17 +23,20 @@ from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
-from ampcheck.numerics.record import Execution
+from ampcheck.numerics.losses import is_floating
+from ampcheck.numerics.record import NUMPY, Execution
 from ampcheck.numerics.run import RunPlan, run_subject
 from ampcheck.parity.example import Example
-from ampcheck.records.results import MOVE
+from ampcheck.records.results import MOVE, Key
 from ampcheck.shadow import Shadow
-from ampcheck.shadow.compare import Result, result_of
+from ampcheck.shadow.compare import Result
 from ampcheck.torchtools.copying import Prepared, prepare
 from ampcheck.torchtools.modes import aside
+from ampcheck.torchtools.pytree import is_plain
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.torchtools.snapshot import preserved_objects
 
+_HIDDEN = "outputs that are quantised, opaque or on the device meta"
 _LARGEST_INTEGER = torch.iinfo(torch.int64).max
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -58,24 +61,17 @@ class Runner:
         self._low = prepare(subject, device=device)
         self.root, self.plain = self._low.root, self._low.model
 
-    def run(
-        self,
-        example: Example,
-        receive: Callable[[str, torch.Tensor], None],
-        shadow: Shadow | None = None,
-        around: Around | None = None,
-    ) -> Execution:
-        """Run the example under autocast, or natively in 16 bits.
-
-        receive: called with each output and its path; buffers among them are restored afterwards. shadow: of an eager
-        run, whose inputs are exact.
-        """
-        own, contexts = example.copied(self.device), list[Any]()
+    def run(self, example: Example, shadow: Shadow | None = None, around: Around | None = None) -> Execution:
+        """Run the example under autocast, or natively in 16 bits. shadow: of an eager run, whose inputs are exact."""
+        own, contexts = example.copied(self.device), list[AbstractContextManager[None]]()
         if shadow is not None:
             self._enter(shadow, own)
-            contexts = [self._substituting(), shadow] if active() is not None else [shadow]
-        cast = None if self.native else self.dtype
-        return self._run(self._low, own, receive, cast, contexts, around)
+            contexts = [self._substituting()] if active() is not None else []
+        run = self._run(self._low, own, shadow, around, None if self.native else self.dtype, contexts)
+        if shadow is not None and run.error is None:
+            kind, *outputs = run.shapes.values()
+            self.dropped.update(run.dropped.values() if outputs else [f"results without tensors ({kind})"])
+        return run
 
     def float32_error(self, example: Example, around: Around | None = None) -> str:
         """What the example raises in float32, in one line; "" for nothing."""
@@ -83,15 +79,10 @@ class Runner:
         error = self._run(self._float32, own, around=around).error
         return brief(error) if error is not None else ""
 
-    def exact(self, example: Example, around: Around | None = None) -> dict[str, Result] | None:
+    def exact(self, example: Example, around: Around | None = None) -> Mapping[Key, Result] | None:
         """The results in float64 without the casts of the model; None where it does not run in float64."""
-        shadow, results = Shadow(judge=False), dict[str, Result]()
-
-        def keep(path: str, tensor: torch.Tensor) -> None:
-            results[path] = result_of(shadow, tensor)
-
-        outcome = self._run(self._float64, example.copied(self.device), keep, around=around, contexts=[shadow])
-        return results if outcome.error is None else None
+        run = self._run(self._float64, example.copied(self.device), Shadow(judge=False), around)
+        return run.results if run.error is None else None
 
     @contextmanager
     def differentiable(self) -> Iterator[Callable[..., Any]]:
@@ -113,13 +104,13 @@ class Runner:
         self,
         prepared: Prepared,
         example: Example,
-        receive: Callable[[str, torch.Tensor], None] = lambda path, tensor: None,
-        cast: torch.dtype | None = None,
-        contexts: Any = (),
+        shadow: Shadow | None = None,
         around: Around | None = None,
+        cast: torch.dtype | None = None,
+        contexts: Sequence[AbstractContextManager[None]] = (),
     ) -> Execution:
         """Run one example forward, and restore what it changed. Raises `UsageError` as the run does."""
-        function = prepared.model if around is None else around(prepared.model)
+        run, function = Execution(shadow), prepared.model if around is None else around(prepared.model)
 
         def model(*args: Any, **kwargs: Any) -> Any:
             value = function(*args, **kwargs)
@@ -127,24 +118,24 @@ class Runner:
                 return torch.tensor(value)
             return _numbers_as_tensors(value)
 
-        def keep(key: Any, tensor: torch.Tensor) -> None:
+        def keep(key: Key, tensor: torch.Tensor) -> None:
             with aside():
-                receive(key[1], tensor.detach())
+                value = tensor.detach()
+                if not is_plain(value):
+                    run.dropped[key] = _HIDDEN
+                elif value.numel() or not is_floating(value):
+                    result = run.results[key] = run.copied(value)
+                    if shadow is not None and result.reference is not None:
+                        shadow.reach({key[1]: value})
 
         own = replace(prepared, calls=(example,))
         plan = RunPlan(self.device, cast, no_backward="outputs alone are judged")
         with preserved_objects(prepared.model, prepared.root):
-            contexts = [self._noting_draws(), *contexts]
-            outcome = run_subject(own, plan, keep, around=contexts, transform=lambda _: [model])
-        if isinstance(outcome.error, UsageError):
-            raise outcome.error
-        return outcome
-
-    @contextmanager
-    def _noting_draws(self) -> Iterator[None]:
-        fresh = torch.get_rng_state()
-        yield
-        self.draws = self.draws or not torch.equal(torch.get_rng_state(), fresh)
+            run_subject(own, plan, keep, run=run, shadow=shadow, around=contexts, transform=lambda _: [model])
+        self.draws |= run.streams[NUMPY + 1 :] != run.begun[NUMPY + 1 :]
+        if isinstance(run.error, UsageError):
+            raise run.error
+        return run
 
     @contextmanager
     def _substituting(self) -> Iterator[None]:

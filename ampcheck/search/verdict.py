@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.norms import finite_parts, real_parts
-from ampcheck.numerics.losses import is_floating
 from ampcheck.numerics.record import Execution
 from ampcheck.parity.example import Example
 from ampcheck.records import faults
 from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RANGE, Look, Peak, Problem
-from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, Key
+from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK
 from ampcheck.shadow import Fault, Reference, Shadow, bounds
 from ampcheck.shadow.bounds import examine, group_dims
-from ampcheck.shadow.compare import Result, at_the_edge, result_of
-from ampcheck.torchtools.pytree import is_plain
+from ampcheck.shadow.compare import at_the_edge
 
 _FEW = 64
 """Elements up to which each is judged by itself, too, where a fault is left in the output."""
@@ -27,52 +24,30 @@ _FEW = 64
 _TINY = 2.0
 """Smallest subnormals that a result may be off: by its own rounding, and by that of what it was made of."""
 
-_HIDDEN = "outputs that are quantised, opaque or on the device meta"
-
 
 class Judged:
-    """One run under a shadow that is judged. results: its outputs, with which compiled code is compared. dropped:
-    counts those without values."""
+    """One run under a shadow, and what it shows: `look`."""
 
-    def __init__(self, example: Example, shadow: Shadow) -> None:
+    def __init__(self, example: Example, run: Execution, shadow: Shadow) -> None:
         assert shadow.judge is not None
-        self.look = Look()
-        self.results: dict[Key, Result] = {}
-        self.shadow, self.dropped = shadow, Counter[str]()
+        self.look, self.run = Look(), run
         self._example, self._largest = example, shadow.judge.results.largest
-
-    @property
-    def _faults(self) -> list[Fault]:
-        """That whole numbers of a floating format became equal is honest rounding here: the inputs are exact."""
-        return [fault for fault in self.shadow.faults if fault.kind != faults.COLLISION]
-
-    def receive(self, path: str, tensor: torch.Tensor) -> None:
-        """Judge an output that has values."""
-        if not is_plain(tensor):
-            self.dropped[_HIDDEN] += 1
-            return
-        self.look.elements += tensor.numel()
-        if tensor.numel() or not is_floating(tensor):
-            result = self.results["output", path, 0] = result_of(self.shadow, tensor)
+        # That whole numbers of a floating format became equal is honest rounding here: the inputs are exact.
+        self._faults = [fault for fault in shadow.faults if fault.kind != faults.COLLISION]
+        for (_, path, _), result in run.results.items():
+            self.look.elements += result.value.numel()
             if result.reference is not None:
-                self.shadow.reach({path: tensor})
-                self._judge(path, tensor, result.reference)
-
-    def end(self, outcome: Execution) -> Look:
-        """What the whole run shows."""
-        kind, *outputs = outcome.shapes.values()
-        self.dropped.update([f"results without tensors ({kind})"] if not outputs else ())
+                self._judge(path, result.value, result.reference)
         if not self.look.problems:
             self._judge_decisions()
         self._note_range()
-        return self.look
 
     def problem(self, path: str, tensor: torch.Tensor, *, inherits: bool = False) -> Problem | None:
         """What is wrong with an output of this run, or of the compiled code, that seems beyond its bound.
 
         inherits: a fault of the run is left in it, of which the conditioning of the data is no excuse.
         """
-        reference = self.results["output", path, 0].reference
+        reference = self.run.results["output", path, 0].reference
         assert reference is not None
         value, exact, moved = (real_parts(t).double() for t in (tensor, reference.exact, reference.moved))
         form = format_of(real_parts(tensor).dtype)
