@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -67,7 +68,7 @@ class Registered:
 def registered() -> Mapping[str, Registered]:
     """Every check by its name, in the declared order; equals by name."""
     others = [Registered(one.value.CHECK, one.value, one.package) for one in extended() if one.value is not None]
-    checks = sorted((*_own(), *others), key=lambda one: (one.check.order, one.check.slug))
+    checks = sorted((*_own(), *others), key=attrgetter("check.order", "check.slug"))
     return MappingProxyType({one.check.slug: one for one in checks})
 
 
@@ -97,7 +98,7 @@ def _without_files() -> Iterator[Registered]:
 
 def needing(record: str) -> tuple[str, ...]:
     """The names of ampcheck's own checks that judge a record, in their order."""
-    own = sorted(_own(), key=lambda one: one.check.order)
+    own = sorted(_own(), key=attrgetter("check.order"))
     return tuple(one.check.slug for one in own if record in one.check.needs)
 
 

@@ -143,7 +143,7 @@ class Finding:
     @property
     def name(self) -> str:
         """The subject without its arm: `model` of `model [float16, eager]`."""
-        return self.subject.removesuffix(f" [{self.arm}]")
+        return self.subject.removesuffix(f" [{self.arm}]") if self.subject.endswith("]") else self.subject
 
 
 _PHASES = ("forward", "backward", "update")

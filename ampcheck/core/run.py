@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from ampcheck.core.arm import joined
@@ -230,8 +231,10 @@ def source_lines(finding: Finding, width: int | None = None) -> Iterator[str]:
 def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:
     """What follows from each finding that is a cause, by the cause's `id`; of equal keys the first is the cause."""
     findings = tuple(findings)
-    causes = {finding.key: finding for finding in reversed(findings) if not finding.cause}
     following: dict[int, list[Finding]] = {}
+    if not any(map(attrgetter("cause"), findings)):
+        return following
+    causes = {finding.key: finding for finding in reversed(findings) if not finding.cause}
     for finding in findings:
         if finding.cause in causes:
             following.setdefault(id(causes[finding.cause]), []).append(finding)

@@ -60,10 +60,10 @@ class Degree:
 
     def of_product(self, other: Degree) -> Degree:
         """The degree of a product."""
-        powers = {s: self.powers.get(s, 0.0) + other.powers.get(s, 0.0) for s in {*self.powers, *other.powers}}
-        kept = {s: power for s, power in powers.items() if power}
+        own, others = self.powers.get, other.powers.get
+        sums = {s: power for s in {*self.powers, *other.powers} if (power := own(s, 0.0) + others(s, 0.0))}
         place = self.place if self.place[0] else other.place
-        return Degree(kept, place, self.mixed or other.mixed, self.known and other.known)
+        return Degree(sums, place, self.mixed or other.mixed, self.known and other.known)
 
 
 RETURNED = "what the step returns"

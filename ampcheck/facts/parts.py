@@ -30,8 +30,13 @@ class PartMap(Generic[Value]):
 
     def get(self, tensor: torch.Tensor) -> Value | None:
         """The value of what a tensor covers; None where no part of it has one."""
-        parts = self._parts.get(tensor)
-        if not parts or not tensor.numel():
+        if not self._parts.entries:
+            return None
+        try:
+            entry = self._parts.entries.get(tensor.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):  # it has no storage
+            return None
+        if entry is None or not (parts := entry[1]) or not tensor.numel():
             return None
         if len(parts) == 1:
             ((span, value),) = parts.items()
@@ -51,11 +56,10 @@ class PartMap(Generic[Value]):
         """Set the value of what a tensor covers; nothing for one without a storage or elements."""
         if not tensor.numel():
             return
-        parts = self._parts.get(tensor)
-        if parts is None:
-            parts = {}
-            if self._parts.put(tensor, parts) is None:
-                return
+        if (parts := self._parts.get(tensor)) is None:
+            if self._parts.put(tensor, parts := {}) is not None:
+                parts[_span(tensor)] = value
+            return
         span = _span(tensor)
         if span not in parts and span[2]:
             for inside in [each for each in parts if span[0] <= each[0] and each[1] <= span[1]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -19,60 +20,54 @@ class StorageMap(Generic[Value]):
         known.get(tensor)  # "data"
 
     A key is a tensor, or a storage itself; what has no storage (sparse, functional) has no value.
+
+    entries: by the number of a storage, for look-ups of each tensor of each op.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
+        self.entries: dict[int, tuple[weakref.ref[torch.UntypedStorage], Value]] = {}
+        self._ended: Callable[[int, object], object] = self.entries.pop  # with the number of a storage that was freed
 
     def get(self, key: object) -> Value | None:
         """The value of a storage; None without one."""
-        if not self._entries:
+        if not self.entries:
             return None
         try:
             storage = key.untyped_storage() if isinstance(key, torch.Tensor) else key
         except (RuntimeError, NotImplementedError):
             return None
-        entry = self._entries.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
+        entry = self.entries.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
         return None if entry is None else entry[1]
 
     def put(self, key: object, value: Value) -> weakref.ref[torch.UntypedStorage] | None:
         """Set the value of a storage; a reference to the storage, None for what has none."""
-        storage = _storage(key)
+        storage = key if isinstance(key, torch.UntypedStorage) else _storage(key)
         if storage is None:
             return None
-        number = storage._cdata
-
-        def end(_: object) -> None:
-            if (entry := self._entries.pop(number, None)) is not None:
-                self.ended(entry[1])
-
-        alive = weakref.ref(storage, end)
-        self._entries[number] = alive, value
+        alive = weakref.ref(storage, partial(self._ended, storage._cdata))
+        self.entries[storage._cdata] = alive, value
         return alive
 
     def pop(self, key: object) -> Value | None:
         """Drop the value of a storage, and return it."""
         storage = _storage(key)
-        entry = None if storage is None else self._entries.pop(storage._cdata, None)
+        entry = None if storage is None else self.entries.pop(storage._cdata, None)
         return None if entry is None else entry[1]
-
-    def ended(self, value: Value) -> None:
-        """A storage was freed, and its value went with it."""
 
     def values(self) -> list[Value]:
         """The values of all storages."""
-        return [value for _, value in self._entries.values()]
+        return [value for _, value in self.entries.values()]
 
     def clear(self) -> None:
         """Drop all values."""
-        self._entries.clear()
+        self.entries.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[tuple[torch.UntypedStorage, Value]]:
         """Each storage with its value."""
-        pairs = [(alive(), value) for alive, value in self._entries.values()]
+        pairs = [(alive(), value) for alive, value in self.entries.values()]
         return iter([(storage, value) for storage, value in pairs if storage is not None])
 
 

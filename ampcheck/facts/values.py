@@ -133,6 +133,7 @@ class CompanionStore(StorageMap[Companions]):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
+        self._ended = self._freed
         self.on_forget: Callable[[Companions], None] | None = None
         self.watches = False
         self.by_rows = False
@@ -146,7 +147,7 @@ class CompanionStore(StorageMap[Companions]):
         gets companions of its own, which are not kept.
         """
         storage = tensor.untyped_storage()
-        entry = self._entries.get(storage._cdata)  # inlined: asked for each tensor of each op
+        entry = self.entries.get(storage._cdata)  # inlined: asked for each tensor of each op
         if entry is None:
             return None
         companions = entry[1]
@@ -167,7 +168,7 @@ class CompanionStore(StorageMap[Companions]):
         moves: the values are data, whose conditioning is measured, and no result of the run.
         """
         storage = tensor.untyped_storage()
-        entry = self._entries.get(storage._cdata)
+        entry = self.entries.get(storage._cdata)
         if entry is not None:
             companions = entry[1]
             plain = companions.bytes is None and companions.dtype is tensor.dtype
@@ -205,11 +206,12 @@ class CompanionStore(StorageMap[Companions]):
         if companions is not None:
             companions.release()
 
-    def ended(self, companions: Companions) -> None:
-        """The storage was freed: release its values, and report its faults."""
-        companions.release()
-        if companions.faults and self.on_forget is not None:
-            self.on_forget(companions)
+    def _freed(self, number: int, _: object) -> None:
+        """Forget a storage that was freed: release its values, and report its faults."""
+        if (entry := self.entries.pop(number, None)) is not None:
+            entry[1].release()
+            if entry[1].faults and self.on_forget is not None:
+                self.on_forget(entry[1])
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
@@ -256,7 +258,7 @@ class CompanionStore(StorageMap[Companions]):
         size = storage.nbytes() // dtype.itemsize
         if not size == companions.numel == tensor.numel() * (2 if tensor.is_complex() else 1):
             return False
-        if tensor.storage_offset() or source.storage_offset() or storage._cdata in self._entries:
+        if tensor.storage_offset() or source.storage_offset() or storage._cdata in self.entries:
             return False
         self._shared(storage, companions, dtype)
         return True
@@ -340,7 +342,7 @@ class CompanionStore(StorageMap[Companions]):
         self._keep(storage, Companions(values, dtype, unit, whole=whole, written=True))
 
     def _keep(self, storage: torch.UntypedStorage, companions: Companions) -> Companions:
-        old = self._entries.get(storage._cdata)
+        old = self.entries.get(storage._cdata)
         if old is not None:
             old[1].release()
         companions.alive = self.put(storage, companions)

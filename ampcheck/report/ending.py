@@ -24,13 +24,14 @@ _REASONS = 3
 def print_ending(run: Run, raised: Collection[Verdict]) -> None:
     """Print the line, and what the error of the `raised` verdicts does not show; a closed or narrow stream is no error
     of the run."""
-    causes = {finding.key for verdict in raised for finding in run.of(verdict)}
-    rest = [finding for finding in run.findings if finding.key not in causes and finding.cause not in causes]
+    content, rest, causes = arrange(run), run.findings, {f.key for verdict in raised for f in run.of(verdict)}
+    if causes:
+        rest = tuple([finding for finding in rest if finding.key not in causes and finding.cause not in causes])
     width = shutil.get_terminal_size((120, 24)).columns
     unjudged = (Verdict.UNDECIDED, Verdict.INCOMPLETE)
     reasons = dict.fromkeys(f"{f.verdict.value} {f.check}: {f.message}" for f in rest if f.verdict in unjudged)
-    shown = arrange(replace(run, findings=tuple(rest)))
-    lines = [closing_line(arrange(run)), *problem_lines(shown, width, limit=LIMIT - 1 - _REASONS, more=_MORE)]
+    shown = arrange(replace(run, findings=rest)) if causes else content
+    lines = [closing_line(content), *problem_lines(shown, width, limit=LIMIT - 1 - _REASONS, more=_MORE)]
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     with suppress(OSError, ValueError):
         for line in [*lines, *(one_line(reason, width) for reason in islice(reasons, _REASONS))]:

@@ -49,7 +49,7 @@ def _part(tensor: torch.Tensor, companions: Companions) -> Part | None:
     return int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
-def follow_accumulators(call: Call, store: CompanionStore) -> None:
+def follow_accumulators(call: Call) -> None:
     """Count how often a statement such as `total = total * 0.9 + x`, in 16 bits, built on its own result.
 
     Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
@@ -61,7 +61,7 @@ def follow_accumulators(call: Call, store: CompanionStore) -> None:
         if (known.sites or known.parts) and tensor.shape == result.shape:
             past = _past(known, tensor)
             sources += [past] if any(line == (site.file, site.line) for site in past[1]) else []
-    companions = store.of(result)
+    companions = call.after[len(call.written)]
     if not sources:
         companions.sites = frozenset([where])
         return

@@ -28,18 +28,18 @@ _NOWHERE = Where()
 class Call(OpCall):
     """An op of the run with what its companions need.
 
-    followed: its companions followed it, and did not restart from its results.
-    inputs: the floating tensors among the arguments; before: their companions, found before it ran; inherited: the
-    faults in them. where: its place; index: its number in the run. results: every result, None where it is no floating
-    tensor; fresh: those in memory of their own; written: the floating arguments that the op writes; kept: the first
-    argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them hold the tensor of its
-    values. constants: numbers that it takes from its format, and those that float32 has instead. depths: how often the
-    inputs were rounded before, see `Companions.depth`. moves: whether its results are elements of its inputs: not where
-    the elements of one index are added up.
+    followed: its companions followed it, and did not restart from its results. inputs: the floating tensors among the
+    arguments; before: their companions, found before it ran; inherited: the faults in them; after: the companions of
+    what it wrote, and of fresh results. where: its place; index: its number in the run. results: every result, None
+    where it is no floating tensor; fresh: those in memory of their own; written: the floating arguments that the op
+    writes; kept: the first argument as it was before, where the rule needs it. Of a sparse or nested tensor all of them
+    hold the tensor of its values. constants: numbers that it takes from its format, and those that float32 has instead.
+    depths: how often the inputs were rounded before, see `Companions.depth`. moves: whether its results are elements of
+    its inputs: not where the elements of one index are added up.
     """
 
     __slots__ = (
-        "before", "constants", "depths", "followed", "fresh", "index", "inherited", "inputs", "kept", "moves",
+        "after", "before", "constants", "depths", "followed", "fresh", "index", "inherited", "inputs", "kept", "moves",
         "results", "where", "written",
     )  # fmt: skip
 
@@ -47,6 +47,7 @@ class Call(OpCall):
         self.op, self.traits, self.args, self.kwargs, self.name, self.out = op, traits, args, kwargs, traits.name, None
         self.inputs: list[torch.Tensor] = []
         self.before: list[Companions] = []
+        self.after: list[Companions] = []
         self.inherited: frozenset[Key] = frozenset()
         self.where, self.index, self.followed = _NOWHERE, 0, True
         self.results: list[torch.Tensor | None] = []

@@ -13,7 +13,6 @@ from itertools import count
 import torch
 
 from ampcheck.facts.history import Sum
-from ampcheck.facts.memory import has_companions
 from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.records.results import FLOOR, MOVE
 from ampcheck.shadow.call import Call, item_of
@@ -26,23 +25,23 @@ _MOST = 2.0
 
 def follow_lineage(call: Call, store: CompanionStore) -> None:
     """Give results the names of the values that they copy, or add up."""
-    op, outputs = call.traits, call.written or call.fresh
+    op = call.traits
     if op.copies is None and not op.adds:
-        for tensor in call.written:
-            store.of(tensor).lineage = None
+        for companions in call.after[: len(call.written)]:
+            companions.lineage = None
         return
-    for number, result in enumerate(outputs):
+    for number, (result, companions) in enumerate(zip(call.written or call.fresh, call.after, strict=False)):
         values = [v for v in _values(call, number) if v.shape == result.shape]
         if op.copies is not None:
             source = values[-1] if values else None
             copied = store.known(source) if source is not None else None
-            if source is None or copied is None or result.numel() != store.of(result).numel:
-                store.of(result).lineage = None
+            if source is None or copied is None or result.numel() != companions.numel:
+                companions.lineage = None
             else:
                 own = _name_of(source, copied)
-                store.of(result).lineage = Sum(own, copied.lineage.terms if copied.lineage else frozenset())
+                companions.lineage = Sum(own, copied.lineage.terms if copied.lineage else frozenset())
             continue
-        store.of(result).lineage = Sum(next(_numbers), frozenset(_terms(call, number, result, store)))
+        companions.lineage = Sum(next(_numbers), frozenset(_terms(call, number, result, store)))
 
 
 def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
@@ -108,4 +107,5 @@ def _name_of(tensor: torch.Tensor, companions: Companions) -> int:
 def _values(call: Call, number: int) -> list[torch.Tensor]:
     """The floating tensors among the arguments that belong to one result of an op, which may take lists."""
     values = [item_of(value, number) for value in call.args] if call.traits.foreach else call.args
-    return list(filter(has_companions, values))
+    known = set(map(id, call.inputs))
+    return [value for value in values if id(value) in known]

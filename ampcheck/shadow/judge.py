@@ -68,17 +68,16 @@ class Judge:
             return
         if carried or call.written:
             self._updates.judge(call)
-        after = list(map(self._store.of, results))
-        self._pass_on(call, results, after)
+        self._pass_on(call, results)
         if not ruled:
-            for companions in after if call.inherited else ():  # nothing is known of it but what it was made of
+            for companions in call.after if call.inherited else ():  # nothing is known of it but what it was made of
                 companions.faults = call.inherited
             return
         if not call.inherited and not call.written and (call.moves or call.widens):
             return
         statistics = call.name.startswith(("native_", "_ctc_loss")) and not call.name.endswith("backward")
         judged = len(call.written) + 1 if statistics else len(results)
-        for tensor, companions in zip(results[:judged], after, strict=False):
+        for tensor, companions in zip(results[:judged], call.after, strict=False):
             if tensor.numel():
                 self.results.judge(call, tensor, companions)
 
@@ -147,14 +146,14 @@ class Judge:
             for suspect in found.suspects.of(call.before[divisors(call)], BOUND):
                 found.accuse(suspect, "what is divided by it")
 
-    def _pass_on(self, call: Call, results: Sequence[torch.Tensor], after: Sequence[Companions]) -> None:
+    def _pass_on(self, call: Call, results: Sequence[torch.Tensor]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""
         call.depths = tuple(map(_DEPTH, call.before))
         depth = max(call.depths, default=0)
         if carried := list(filter(_SUSPECTS, call.before if not call.traits.shaped else ())):
-            pass_on(carried, after)
+            pass_on(carried, call.after)
         gradient = call.where.phase == "backward" or call.name == UNSCALES or _takes_gradients(call)
-        for tensor, companions in zip(results, after, strict=True):
+        for tensor, companions in zip(results, call.after, strict=True):
             companions.gradient = gradient
             if not carried:
                 companions.suspects = {}

@@ -299,8 +299,9 @@ class Shadow(OpSubscriber):
             companions.consumed |= bool(call.fresh or call.written)
             call.inherited |= companions.faults
         call.followed = not (call.fresh or call.written) or self._follower.follow(call)
+        call.after = list(map(self.store.of, (*call.written, *call.fresh)))
         if call.followed and call.fresh and call.fresh[0].itemsize <= 2:
-            follow_accumulators(call, self.store)
+            follow_accumulators(call)
         if call.before and call.traits.leaves:
             self.escapes[f"{origin.file}:{origin.line}"] += 1
         if self.judge is None:
@@ -351,7 +352,7 @@ class Shadow(OpSubscriber):
             self.ops += 1
             if self.judge is not None and call.written:
                 call.where, call.index = self._origins.current(event.line).where(call.traits.title), self.ops
-                call.inherited = inherited
+                call.inherited, call.after = inherited, list(map(self.store.of, call.written))
                 self.judge.judge(call, True)
         return call.out
 

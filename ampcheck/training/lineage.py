@@ -258,7 +258,8 @@ class Lineage(OpSubscriber):
                 if any(t is target for t in leaves(call.argument(name))):
                     return self.facts.form(target).times(float(call.argument(option)) if option else 1.0)
             return Form(self.facts.form(target).mask)
-        return combined(op, operands, _number(call, "alpha"), _number(call, "beta"))
+        alpha, beta = (_number(call, "alpha"), _number(call, "beta")) if op.linear else (1.0, 1.0)
+        return combined(op, operands, alpha, beta)
 
     def _bare(self, call: OpEvent, operands: list[Operand], target: torch.Tensor | None, form: Form) -> float:
         """The factor where a tensor of the loop is multiplied by a number and nothing is added; else 0."""
@@ -272,11 +273,11 @@ class Lineage(OpSubscriber):
         return (relative.gain(bit) or 0.0) if relative.pure else 0.0
 
     def _note(self, call: OpEvent, result: torch.Tensor, form: Form, scaled: float, old: torch.Tensor | None) -> None:
-        number, bit = storage_number(result), self.facts.bit_of(result)
+        bit = self.facts.bit_of(result)
         if result.is_floating_point():
             self._constant(call, result, form, bit)
         self.facts.note(result, form)
-        if not bit or number is None:
+        if not bit or (number := storage_number(result)) is None:
             return
         if not form.mask & bit and self.overwritten is not None:
             self.overwritten(result)

@@ -322,7 +322,7 @@ class LoopShadow(Shadow):
         out = super().see(event)
         if self.degrees is not None and self.degrees.scales.used and out is not NotImplemented:
             with without_modes(), torch.inference_mode(False), torch.no_grad():
-                self.degrees.see(event.op, event.args, event.kwargs, out)
+                self.degrees.see(event, out)
         if event.op is READ_NUMBER and has_companions(event.args[0]) and type(out) is float:
             self.numbers.append((out, float(self.exact(event.args[0]))))
         return out

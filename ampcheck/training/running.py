@@ -215,7 +215,7 @@ class TrainingWatch:
 
     def _advance(self, frame: FrameType, *, searches: bool = False) -> None:
         """End the open step where its optimizers were stepped, and begin the next. searches: also without a step."""
-        if self._is_over():
+        if looked := self._is_over():
             self.loop.look(frame, self._end)  # a variable may hold another tensor now: total = total + loss
             self._finish()
             self.ended = self._count() >= self._steps
@@ -228,7 +228,7 @@ class TrainingWatch:
             return
         if self._seen is not None or (searches and self._searches):
             self._searches -= self._seen is None
-            self._begin(frame, len(self.recorder.events))
+            self._begin(frame, len(self.recorder.events), looked=looked)
 
     def _is_over(self) -> bool:
         """Whether all optimizers that take turns have been stepped, up to the last of them."""
@@ -243,11 +243,12 @@ class TrainingWatch:
             self._turns.append(name)
         return not self._last or self._last in names
 
-    def _begin(self, frame: FrameType, since: int) -> None:
-        """Begin a step, unless one is open or no optimizer is known yet."""
+    def _begin(self, frame: FrameType, since: int, *, looked: bool = False) -> None:
+        """Begin a step, unless one is open or no optimizer is known yet. looked: whether `look` was called just now."""
         if self._is_open or self.ended:
             return
-        self.loop.look(frame, self._end)
+        if not looked:
+            self.loop.look(frame, self._end)
         if not self.loop.optimizers:
             return
         self.recorder.name_parts()

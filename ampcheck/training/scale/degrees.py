@@ -34,12 +34,12 @@ from ampcheck.facts.degree import (
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.parts import PartMap
 from ampcheck.facts.values import CompanionStore
-from ampcheck.ops.traits import Traits, traits
+from ampcheck.ops.traits import Traits
 from ampcheck.shadow.call import item_of
 from ampcheck.stream.calls import subscribed
-from ampcheck.stream.ops import leaves
+from ampcheck.stream.ops import OpEvent, leaves
 from ampcheck.torchtools.patching import attribute
-from ampcheck.torchtools.private import OpOverload, backward_task, without_modes
+from ampcheck.torchtools.private import backward_task, without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import users_line
 from ampcheck.torchtools.storage import local
@@ -169,11 +169,11 @@ class Degrees:
         if shared and self.scales.used:
             self._degrees.put(tensor, UNKNOWN)
 
-    def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    def see(self, event: OpEvent, out: Any) -> None:
         """Follow an op that ran."""
-        if self.recorder.asks or not isinstance(func, OpOverload):
+        if self.recorder.asks or event.higher:
             return
-        op = traits(func)
+        op, args = event.traits, event.args
         if op.view or op.base == "_amp_update_scale":
             return
         if (scale := self.scales.scaling) is not None and op.base in ("full", "_to_copy"):  # it, and copies by device
@@ -183,17 +183,16 @@ class Degrees:
             factor = self._of_gradient(args[2])  # before a fused optimizer it is 1, and looks for infinities alone
             self._put([(gradient, self._of_gradient(gradient).of_product(factor)) for gradient in args[0]])
         else:
-            operands = leaves((*args, *kwargs.values()))
-            held = list(filter(None, map(self._degrees.get, operands)))
+            held = list(filter(None, map(self._degrees.get, event.tensors)))
             if self.numbers.known or self._left_sizes:
-                held += filter(None, map(self._made_outside, operands))
+                held += filter(None, map(self._made_outside, event.tensors))
             if op.leaves and held:
                 if not self.scales.reading:
                     self._leave(held[0], out)
             elif held or (self.numbers.known and (op.fills == "number" or self._scales_by_hand(args))):
-                counts = torch.Tag.dynamic_output_shape in func.tags  # a shape is read without an op
-                self._lose(counts and any(not (degree.known or degree.entered) for degree in held))
-                self._follow(op, args, kwargs, out)
+                if torch.Tag.dynamic_output_shape in event.op.tags:  # a shape is read without an op
+                    self._lose(any(not (degree.known or degree.entered) for degree in held))
+                self._follow(event, out)
 
     def _made_outside(self, tensor: torch.Tensor) -> Degree | None:
         """The degree of data that may be made of what left the run, from now on: of a number, and of values as many as
@@ -229,18 +228,19 @@ class Degrees:
         if varies and self.left is None:
             self.left = self._line()
 
-    def _follow(self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in op.writes]
+    def _follow(self, event: OpEvent, out: Any) -> None:
+        op = event.traits
         results: list[tuple[torch.Tensor, Degree | None]] = []
-        for number, target in enumerate(leaves(written) or leaves(out)):
+        written = leaves(event.written_values()) if op.writes else []
+        for number, target in enumerate(written or leaves(out)):
             if target.is_floating_point() or target.is_complex():
-                degree = self._of_result(op, args, kwargs, number if op.foreach else None, target)
+                degree = self._of_result(event, number if op.foreach else None, target)
                 results.append((target, degree))
-                if written and target.requires_grad and target.is_leaf and not self._stepping:
-                    term = self.of(args[1]) if op.base in ("add", "sub") else None
+                if op.writes and target.requires_grad and target.is_leaf and not self._stepping:
+                    term = self.of(event.args[1]) if op.base in ("add", "sub") else None
                     self._look_written(target, term or degree or NONE)
             else:
-                self._decide(op, leaves((*args, *kwargs.values())), target)
+                self._decide(op, event.tensors, target)
         self._put(results)
 
     def _look_written(self, weight: torch.Tensor, degree: Degree) -> None:
@@ -266,20 +266,19 @@ class Degrees:
             unknown = Degree(place=self._line(), known=False)
             self._degrees.put(result, ENTERED if all(map(_ENTERED, varying)) else unknown)
 
-    def _of_result(
-        self, op: Traits, args: Sequence[Any], kwargs: dict[str, Any], number: int | None, result: torch.Tensor
-    ) -> Degree | None:
-        """The degree of a result; None where no operand has one."""
-        values, options = list(args), kwargs
+    def _of_result(self, event: OpEvent, number: int | None, result: torch.Tensor) -> Degree | None:
+        """The degree of a result, of lists of the one with this number; None where no operand has one."""
+        op, values, options, operands = event.traits, list(event.args), event.kwargs, event.tensors
         if number is not None:
-            values, options = [item_of(v, number) for v in args], {n: item_of(v, number) for n, v in kwargs.items()}
+            values = [item_of(value, number) for value in values]
+            options = {name: item_of(value, number) for name, value in options.items()}
+            operands = leaves((*values, *options.values()))
         if op.copies is not None:
             return self.of(values[op.copies])
         if op.fills == "number" and self.numbers.known:
             return self._of_factor(next((value for value in values if type(value) is float), None)) or UNKNOWN
         if op.fills != "part" and (op.unset or op.shaped or op.resets or op.fills):
             return None
-        operands = leaves((*values, *options.values()))
         held = list(filter(None, map(self._degrees.get, operands)))
         if not held and not self._scales_by_hand(values):
             return None
@@ -302,7 +301,7 @@ class Degrees:
             left, right = map(self._of_factor, values[:2])
             return self._combined(left, right, divides=op.base == "div")
         numbers = (value for value in (*values, *call.options.values()) if not isinstance(value, torch.Tensor))
-        if any(self._of_factor(number) is not NONE for number in numbers):
+        if self.numbers.known and any(self._of_factor(number) is not NONE for number in numbers):
             return UNKNOWN  # such as alpha
         if op.factors:
             product = self._combined(*(self._of_factor(values[i]) for i in op.factors))

@@ -330,10 +330,10 @@ def window_chart(stats: LossScaleStats) -> Chart | None:
 
 def _scales(stats: LossScaleStats, window: ScaleWindow) -> list[float]:
     """Powers of two around both ends, thinned out between ends far apart, the verified ones and the one in use."""
-    ends = (window.needed, window.allowed)
-    between = range(max(min(ends) - _BEYOND, -1022), min(max(ends) + _BEYOND, 1023) + 1)
+    low, high = sorted((window.needed, window.allowed))
+    between = range(max(low - _BEYOND, -1022), min(high + _BEYOND, 1023) + 1)
     stride = math.ceil(len(between) / _ROWS)
-    exponents = {e for e in between if e % stride == 0 or min(abs(e - end) for end in ends) <= _BEYOND}
+    exponents = {e for e in between if e % stride == 0 or min(abs(e - low), abs(e - high)) <= _BEYOND}
     scales = {math.ldexp(1.0, e) for e in exponents} | {scale for scale, _, _ in stats.verified}
     in_use = {stats.scale} if stats.scale is not None and is_usable(stats.scale) else set()
     return sorted(scales | in_use)
