@@ -134,7 +134,8 @@ def findings(record: Any, limits: Any, checks: Collection[str] | None = None) ->
 
 def added(*kinds: Kind) -> tuple[str, ...]:
     """The names of the checks of other packages that judge subjects of one of these kinds."""
-    return tuple(slug for slug, one in registered().items() if one.package and set(kinds) & set(one.check.subjects))
+    wanted = set(kinds)
+    return tuple([slug for slug, one in registered().items() if one.package and wanted & set(one.check.subjects)])
 
 
 class _Registry(Mapping[str, Check]):
@@ -155,7 +156,7 @@ REGISTRY: Mapping[str, Check] = _Registry()
 
 def for_kind(kind: Kind) -> tuple[str, ...]:
     """The names of the checks by which `audit` judges a subject of this kind."""
-    return tuple(check.slug for check in REGISTRY.values() if kind in check.subjects)
+    return tuple([slug for slug, one in registered().items() if kind in one.check.subjects])
 
 
 def explain(slug: str) -> Check:

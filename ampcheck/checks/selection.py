@@ -19,7 +19,7 @@ from ampcheck.core.subject import Kind, Subject
 def select_checks(checks: Collection[str] | None, subject: Subject) -> tuple[str, ...] | None:
     """The names of the selected checks, None for all. Raises `UsageError` for an unknown one, an empty selection, and
     one of which no check judges subjects of this kind."""
-    selected = parse_checks(checks, dict.fromkeys(slug for kind in Kind for slug in for_kind(kind)))
+    selected = parse_checks(checks, dict.fromkeys([slug for kind in Kind for slug in for_kind(kind)]))
     kinds = for_kind(subject.kind)
     if selected is not None and not set(selected) & set(kinds):
         raise UsageError(

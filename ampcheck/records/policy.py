@@ -216,12 +216,13 @@ class PolicyCalls:
         )
 
 
-_OWN = tuple(f"{namespace}::" for namespace in PYTORCHS_OWN)
+OWN = tuple([f"{namespace}::" for namespace in PYTORCHS_OWN])
+"""How the names of PyTorch's own overloads begin."""
 
 
 def is_custom(op: str) -> bool:
     """Whether an overload is none of PyTorch's own."""
-    return not op.startswith(_OWN)
+    return not op.startswith(OWN)
 
 
 UNKNOWN = "unknown"
