@@ -1,0 +1,210 @@
+"""Reads files of Python and reports mistakes of mixed precision and compilation that are visible without running."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+from ampcheck.core.text import did_you_mean
+from ampcheck.lint import rules as _rules
+from ampcheck.lint.rule import Edit, Report, Rule
+from ampcheck.lint.source import Source
+from ampcheck.outcome.comments import ignored_at
+
+_SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
+"""Folders that are not entered, nor those whose names begin with a dot, unless they are asked for."""
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """The rules by their codes."""
+    modules = (import_module(f"{_rules.__name__}.{module.name}") for module in iter_modules(_rules.__path__))
+    return {module.RULE.check.slug: module.RULE for module in modules}
+
+
+def select_rules(select: Sequence[str]) -> list[Rule]:
+    """The rules whose codes begin with, or match, one of `select`; all without any. Raises `UsageError` for none."""
+    for pattern in select:
+        if not any(_matches(code, pattern) for code in rules()):
+            meant = did_you_mean(pattern, rules()) or f"there are {', '.join(rules())}"
+            raise UsageError(f"--select names {pattern!r:.40}, which is no rule: {meant}")
+    return [rule for code, rule in rules().items() if not select or any(_matches(code, pattern) for pattern in select)]
+
+
+def _matches(code: str, pattern: str) -> bool:
+    return code.startswith(pattern) or fnmatchcase(code, pattern)
+
+
+def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *, cached: bool = True) -> Run:
+    """A run with a finding for each report, in the order of the files.
+
+    paths: files, and folders that are searched for `*.py`. select: codes of rules, their beginnings or patterns.
+    cached: keep what was read of each file in the user's cache, by its size and time of change. Raises `UsageError` for a path
+    that is not there, and for an unknown rule.
+    """
+    chosen = select_rules(select)
+    read = _Cache(chosen, cached)
+    findings, files, broken = list[Finding](), 0, 0
+    for path in _files(paths):
+        files += 1
+        reports = read.reports(path)
+        broken += reports is None
+        findings += [_finding(rules()[code], path, report) for code, report in reports or ()]
+    read.save()
+    unseen = {"files that are no Python": broken} if broken else {}
+    return Run(findings=tuple(findings), coverage=Coverage({"files": files, "rules": len(chosen)}, unseen))
+
+
+def _finding(rule: Rule, path: str, report: Report) -> Finding:
+    where = Where(file=path, line=report.line)
+    evidence = {"where": where, "hint": rule.check.fix + (f" Proof: {rule.audit}" if rule.audit else "")}
+    build = rule.check.fail if rule.fails else rule.check.warn
+    finding = build(os.path.basename(path), report.message, where=where, hint=evidence["hint"])
+    ignored = ignored_at(where)
+    for name in (rule.check.slug, "lint"):
+        if name in ignored:
+            return replace(finding, verdict=Verdict.ACCEPTED, accepted=ignored[name] or "a comment on the line")
+    return finding
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+    """The files, each once, those of a folder sorted."""
+    seen: set[str] = set()
+    for path in map(os.fspath, paths):
+        if os.path.isfile(path):
+            found: Iterable[str] = (path,)
+        elif os.path.isdir(path):
+            found = _inside(path)
+        else:
+            raise UsageError(f"there is no file or folder {path}")
+        for file in found:
+            if file not in seen:
+                seen.add(file)
+                yield file
+
+
+def _inside(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
+        if entry.is_dir():
+            if entry.name not in _SKIPPED and not entry.name.startswith("."):
+                yield from _inside(entry.path)
+        elif entry.name.endswith(".py"):
+            yield entry.path
+
+
+def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | None:
+    """The reports of a file by the codes of their rules; None of one that is no Python."""
+    with open(path, "rb") as file:
+        content = file.read()
+    told = [rule for rule in chosen if all(any(n in content for n in needles) for needles in _needles(rule))]
+    if not told:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the strings of others
+            source = Source(path, content.decode("utf-8"))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    found = [(rule.check.slug, report) for rule in told for report in rule.read(source)]
+    return sorted(found, key=lambda one: (one[1].line, one[0]))
+
+
+@cache
+def _needles(rule: Rule) -> tuple[tuple[bytes, ...], ...]:
+    return tuple(tuple(needle.encode() for needle in needles) for needles in rule.needles)
+
+
+class _Cache:
+    """What was read of files, by size and time of change, of these rules as they are."""
+
+    def __init__(self, chosen: Sequence[Rule], enabled: bool) -> None:
+        self._chosen = chosen
+        self._path = _cache_folder() / f"lint-{_version()}-{'-'.join(rule.check.slug for rule in chosen):.200}.json"
+        self._enabled, self._known, self._changed = enabled, dict[str, list[object]](), False
+        if enabled:
+            with suppress(OSError, ValueError):
+                self._known = json.loads(self._path.read_bytes())
+
+    def reports(self, path: str) -> list[tuple[str, Report]] | None:
+        stat, key = os.stat(path), os.path.abspath(path)
+        known = self._known.get(key)
+        if known is not None and known[:2] == [stat.st_size, stat.st_mtime_ns]:
+            return _reports_of(known[2])
+        reports = read_file(path, self._chosen)
+        kept = None if reports is None else [[code, report.line, report.message] for code, report in reports]
+        self._known[key], self._changed = [stat.st_size, stat.st_mtime_ns, kept], True
+        return reports
+
+    def save(self) -> None:
+        """Write it, unless nothing is new; a cache that cannot be written is none."""
+        if self._enabled and self._changed:
+            with suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = self._path.with_suffix(f".{os.getpid()}")
+                temporary.write_text(json.dumps(self._known))
+                temporary.replace(self._path)
+
+
+def _reports_of(kept: object) -> list[tuple[str, Report]] | None:
+    if not isinstance(kept, list):
+        return None
+    return [(code, Report(line, message)) for code, line, message in kept]
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "ampcheck"
+
+
+@cache
+def _version() -> str:
+    """Of the source of this room."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def fix(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = ()) -> int:
+    """Write what reports mend by themselves; how many edits were made. Edits that overlap wait for the next time."""
+    chosen, made = select_rules(select), 0
+    for path in _files(paths):
+        found = read_file(path, chosen) or ()
+        edits = [edit for _, report in found if not _is_ignored(path, report) for edit in report.fix]
+        if edits:
+            made += _apply(path, edits)
+    return made
+
+
+def _is_ignored(path: str, report: Report) -> bool:
+    return bool(ignored_at(Where(file=path, line=report.line)))
+
+
+def _apply(path: str, edits: Sequence[Edit]) -> int:
+    from ampcheck.core.files import write_atomically
+
+    with open(path, encoding="utf-8", newline="") as file:
+        lines = file.read().splitlines(keepends=True)
+    made, limit = 0, (len(lines) + 1, 0)
+    for edit in sorted(edits, key=lambda one: (one.line, one.column), reverse=True):
+        if (edit.end_line, edit.end_column) > limit or edit.line != edit.end_line:
+            continue
+        line = lines[edit.line - 1].encode()
+        lines[edit.line - 1] = (line[: edit.column] + edit.text.encode() + line[edit.end_column :]).decode()
+        limit, made = (edit.line, edit.column), made + 1
+    write_atomically(Path(path), "".join(lines))
+    return made

@@ -1,0 +1,1 @@
+"""The rules of `ampcheck lint`: one file each."""

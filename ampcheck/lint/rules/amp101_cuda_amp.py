@@ -1,0 +1,75 @@
+"""Requires: Autocast and scalers come from torch.amp, with the device as an argument. torch.cuda.amp and torch.cpu.amp
+are deprecated since PyTorch 2.4, and warn at each use.
+
+Measured: A call or an import of their autocast, GradScaler, custom_fwd or custom_bwd, unless a handler of
+ImportError or AttributeError or a test of the version leaves it to older releases.
+
+Causes: Code of PyTorch 1.6 to 2.3, and examples that are older than torch.amp.
+
+Fix: torch.amp.autocast("cuda", ...), torch.amp.GradScaler("cuda", ...) and torch.amp.custom_fwd(device_type="cuda");
+--fix writes them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcheck.core.check import Check
+from ampcheck.lint.rule import Edit, Report, Rule
+from ampcheck.lint.source import Call, Source
+
+_MOVED = ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
+_NAMES = {
+    f"torch.{device}.amp{inside}.{name}": (device, name)
+    for device in ("cuda", "cpu")
+    for inside, names in (("", _MOVED), (".autocast_mode", _MOVED), (".grad_scaler", _MOVED))
+    for name in names
+}
+_OLDER = ("version", "hasattr", "parse_version", "packaging")
+
+
+def _read(source: Source) -> Iterator[Report]:
+    """Calls and decorators; imports that no call shows are left alone."""
+    for scope in source.scopes:
+        for call in scope.calls:
+            if call.name in _NAMES and not _for_older_releases(source, call):
+                device, name = _NAMES[call.name]
+                yield _report(source, call, device, name)
+
+
+def _report(source: Source, call: Call, device: str, name: str) -> Report:
+    message = f"torch.{device}.amp.{name} is deprecated: write torch.amp.{name}"
+    argument = f'device_type="{device}"' if name.startswith("custom") else f'"{device}"'
+    return Report(call.line, f"{message}({argument}, ...)", _fix(source, call, name, argument))
+
+
+def _fix(source: Source, call: Call, name: str, argument: str) -> tuple[Edit, ...]:
+    """Where the call names the module itself, so that no import has to change."""
+    node = call.node
+    if ast.unparse(node.func).split(".")[0] != "torch" or "torch" not in source.imports:
+        return ()
+    if name.startswith("custom") or any(keyword.arg in ("device_type", "device", None) for keyword in node.keywords):
+        return ()
+    if node.lineno != node.end_lineno:
+        return ()
+    line = source.lines[node.lineno - 1].encode()
+    inside = line[node.col_offset : node.end_col_offset].decode()
+    rest = inside[inside.index("(") + 1 :]
+    between = "" if rest == ")" else ", "
+    return (Edit.of(node, f"torch.amp.{name}({argument}{between}{rest}"),)
+
+
+def _for_older_releases(source: Source, call: Call) -> bool:
+    """Whether the call is in a branch that a version or the lack of the new name decides."""
+    statements = {id(node): node for node in ast.walk(source.tree)} if call.branches else {}
+    for identity, _ in call.branches:
+        statement = statements[identity]
+        if isinstance(statement, ast.Try):
+            return True
+        if isinstance(statement, (ast.If, ast.IfExp)) and any(word in ast.unparse(statement.test).lower() for word in _OLDER):
+            return True
+    return False
+
+
+RULE = Rule(Check("AMP101", "lint", __doc__), (("cuda.amp", "cpu.amp", "torch.cuda import amp"),), _read, fails=False)

@@ -1,0 +1,51 @@
+"""Requires: What is added up over steps or batches is added up in float32: a sum in bfloat16 stops growing at 256 times
+its addend, one in float16 at 2048 times.
+
+Measured: A name is bound to zeros in 16 bits, and += adds to it in a loop of the same function.
+
+Causes: zeros_like of a 16-bit loss; a metric in the dtype of the model.
+
+Fix: torch.zeros((), dtype=torch.float32), or add up loss.item().
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcheck.core.check import Check
+from ampcheck.lint.rule import Report, Rule
+from ampcheck.lint.source import NARROW, Source, dotted
+
+_MADE = ("zeros", "tensor", "zeros_like", "new_zeros")
+
+
+def _read(source: Source) -> Iterator[Report]:
+    for scope in source.scopes:
+        narrow = {name: line for name, line in _zeros(source, scope.node)}
+        if not narrow:
+            continue
+        for loop in (node for node in ast.walk(scope.node) if isinstance(node, (ast.For, ast.While))):
+            for node in ast.walk(loop):
+                if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and dotted(node.target) in narrow:
+                    name = dotted(node.target)
+                    yield Report(node.lineno, f"{name} is in 16 bits (line {narrow.pop(name)}) and stops growing")
+
+
+def _zeros(source: Source, node: ast.AST) -> Iterator[tuple[str, int]]:
+    """The names of 16-bit zeros, and their lines."""
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Assign) or not isinstance(part.value, ast.Call) or len(part.targets) != 1:
+            continue
+        call, name = part.value, dotted(part.targets[0])
+        made = source.resolve(call.func).rpartition(".")[2] in _MADE
+        if name and made and any(k.arg == "dtype" and source.is_narrow(k.value, NARROW) for k in call.keywords):
+            yield name, part.lineno
+
+
+RULE = Rule(
+    Check("AMP112", "lint", __doc__),
+    (("half", "float16"), ("+=",), ("zeros", "tensor(")),
+    _read,
+    audit="ampcheck audit train.py:main --checks stagnation,precision-loss",
+)
