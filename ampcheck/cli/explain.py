@@ -10,7 +10,7 @@ from ampcheck.cli.output import Commands, Stdout
 from ampcheck.core.formats import table as table_of_formats
 
 if TYPE_CHECKING:
-    from ampcheck.checks import Registered
+    from ampcheck.core.check import Check
 
 
 def add_command(commands: Commands) -> None:
@@ -25,14 +25,16 @@ def add_command(commands: Commands) -> None:
 def _explain(options: argparse.Namespace) -> int:
     from ampcheck.checks import VERDICTS, explain, registered
     from ampcheck.core.extensions import broken
+    from ampcheck.lint import rules
 
     if options.slug is None:
-        lines = [f"{slug:20} {_first_sentence(one)}{_added(one.package)}" for slug, one in registered().items()]
+        lines = [f"{slug:20} {_first_sentence(one.check)}{_added(one.package)}" for slug, one in registered().items()]
+        lines += [f"{code:20} {_first_sentence(rule.check)}" for code, rule in rules().items()]
         text = "\n".join([*lines, *(f"{one} is left out: {one.error}" for one in broken())])
     elif options.slug in VERDICTS:
         text = _paragraph(options.slug, VERDICTS[options.slug])
     else:
-        page = explain(options.slug)
+        page = rules()[options.slug].check if options.slug in rules() else explain(options.slug)
         titles = {
             page.slug: page.requires,
             "how it is measured": page.measured,
@@ -40,14 +42,15 @@ def _explain(options: argparse.Namespace) -> int:
             "how to fix it": page.fix,
         }
         text = "\n\n".join(_paragraph(title, paragraph) for title, paragraph in titles.items()) + "\n"
-        text += f"\n{added}\n" if (added := _added(registered()[page.slug].package).strip()) else ""
+        if page.slug in registered() and (added := _added(registered()[page.slug].package).strip()):
+            text += f"\n{added}\n"
     with Stdout() as out:
         print(text)
     return out.code()
 
 
-def _first_sentence(one: Registered) -> str:
-    return one.check.requires.split(". ")[0].rstrip(".") + "."
+def _first_sentence(check: Check) -> str:
+    return check.requires.split(". ")[0].rstrip(".") + "."
 
 
 def _added(package: str) -> str:

@@ -19,6 +19,7 @@ from ampcheck.cli import (
     history,
     init,
     lab,
+    lint,
     parity,
     policy,
     report,
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         *(init, doctor, audit, baseline, sweep, report, explain),
-        *(parity, whatif, blame, search, bisect, policy, speed, history, lab),
+        *(parity, whatif, lint, blame, search, bisect, policy, speed, history, lab),
     ):
         command.add_command(commands)
     return parser

@@ -7,7 +7,7 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,6 +17,7 @@ from ampcheck.report.github import annotations_in_job, append_summary
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
+    from ampcheck.report.sarif import Rule
 
 USAGE = 2
 UNABLE = 3
@@ -172,22 +173,26 @@ def finish(
     *,
     failed: bool | None = None,
     out: Stdout | None = None,
+    rules: Mapping[str, Rule] | None = None,
 ) -> int:
     """Write the files that `options` name, print the report with `show`, and return the exit code.
 
     A full or closed stdout thus loses no file, and a file that cannot be written loses no report. In a job of GitHub
     Actions annotations follow the report, and the summary of the job is written.
-    failed: whether the exit code is 1; by default `run.failed`. Raises `UsageError`, after the report, if a file cannot
-    be written.
+    failed: whether the exit code is 1; by default `run.failed`. rules: pages of checks, by default of all.
+    Raises `UsageError`, after the report, if a file cannot be written.
     """
-    from ampcheck.checks import REGISTRY
     from ampcheck.report.outputs import write_output
 
+    if rules is None:
+        from ampcheck.checks import REGISTRY
+
+        rules = REGISTRY
     folder = Path.cwd()
     written, errors, out = list[str](), list[UsageError](), out or Stdout()
     for name, path in outputs_of(options).items():
         try:
-            write_output(run, name, Path(path), kind=options.kind, rules=REGISTRY, folder=folder)
+            write_output(run, name, Path(path), kind=options.kind, rules=rules, folder=folder)
             written.append(f"{OUTPUTS[name][0]}: {path}")
         except UsageError as error:  # noqa: PERF203  # the others are written all the same
             errors.append(error)

@@ -51,8 +51,8 @@ def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *,
     """A run with a finding for each report, in the order of the files.
 
     paths: files, and folders that are searched for `*.py`. select: codes of rules, their beginnings or patterns.
-    cached: keep what was read of each file in the user's cache, by its size and time of change. Raises `UsageError` for a path
-    that is not there, and for an unknown rule.
+    cached: keep what was read of each file in the user's cache, by its size and time of change. Raises `UsageError` for
+    a path that is not there, and for an unknown rule.
     """
     chosen = select_rules(select)
     read = _Cache(chosen, cached)
@@ -69,9 +69,9 @@ def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *,
 
 def _finding(rule: Rule, path: str, report: Report) -> Finding:
     where = Where(file=path, line=report.line)
-    evidence = {"where": where, "hint": rule.check.fix + (f" Proof: {rule.audit}" if rule.audit else "")}
     build = rule.check.fail if rule.fails else rule.check.warn
-    finding = build(os.path.basename(path), report.message, where=where, hint=evidence["hint"])
+    proof = f" Proof: {rule.audit}" if rule.audit else ""
+    finding = build(os.path.basename(path), report.message, where=where, hint=rule.check.fix + proof)
     ignored = ignored_at(where)
     for name in (rule.check.slug, "lint"):
         if name in ignored:
@@ -82,7 +82,7 @@ def _finding(rule: Rule, path: str, report: Report) -> Finding:
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """The files, each once, those of a folder sorted."""
     seen: set[str] = set()
-    for path in map(os.fspath, paths):
+    for path in [os.fspath(path) for path in paths]:
         if os.path.isfile(path):
             found: Iterable[str] = (path,)
         elif os.path.isdir(path):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampcheck.lint.source import Call, Scope
 
 _SCALER = re.compile(r"(^|[._])(grad_?|loss_?|amp_?)?scaler\w*(\[.*\])?$", re.IGNORECASE)
-_OPTIMIZER = re.compile(r"(^|[._])(\w*optimi[sz]ers?\w*|optim|opt|\w+_optim|\w+_opt|opt(im)?_?\w{0,2})(\[.*\])?$", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"(^|[._])(\w*optimi[sz]er\w*|(\w+_)?opt(im)?|opt(im)?_\w{1,2})(\[.*\])?$", re.IGNORECASE)
 _SCHEDULER = re.compile(r"(^|[._])\w*sched(uler)?\w*(\[.*\])?$", re.IGNORECASE)
 
 
@@ -28,17 +28,11 @@ def is_scheduler(name: str) -> bool:
 
 
 def scaled_passes(scope: Scope) -> Iterator[Call]:
-    """The calls `scaler.scale(loss).backward()`, and of a scaled loss that has a name."""
+    """The calls `scaler.scale(loss).backward()`, and those of a scaled loss that has a name."""
     scales = [call for call in scope.of("scale") if is_scaler(call.receiver)]
     for call in scope.of("backward"):
-        if any(scale.node in _inside(call) or (scale.order < call.order and not scale.excludes(call)) for scale in scales):
+        if any(scale.order < call.order and not scale.excludes(call) for scale in scales):
             yield call
-
-
-def _inside(call: Call) -> list[object]:
-    import ast
-
-    return list(ast.walk(call.node.func))
 
 
 def steps_of_scalers(scope: Scope) -> Iterator[Call]:

@@ -24,8 +24,8 @@ class Edit:
     @classmethod
     def of(cls, node: ast.expr | ast.stmt, text: str) -> Edit:
         """A replacement of a node."""
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        return cls(node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, text)
+        end, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+        return cls(node.lineno, node.col_offset, end, end_column, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,14 @@ class Call:
 @dataclass(frozen=True, eq=False, slots=True)
 class Region:
     """An autocast region. device, dtype: as far as they are literals, such as `cuda` and `torch.float16`; empty where
-    they are not known. enabled: False only where the region is switched off by a literal."""
+    they are not known. enabled: False only where the region is switched off by a literal; certain: whether it is always
+    on."""
 
     call: ast.Call
     device: str
     dtype: str
     enabled: bool
+    certain: bool
 
     @property
     def is_half(self) -> bool:
@@ -75,11 +77,13 @@ class Region:
 
 @dataclass(eq=False)
 class Scope:
-    """A function, or the module outside of all functions. calls: in order. parent: the class around it."""
+    """A function, or the module outside of all functions. calls: in order. parent: the class, outer: the scope that it
+    is defined in."""
 
     node: Function | ast.Module
     calls: list[Call] = field(default_factory=list)
     parent: ast.ClassDef | None = None
+    outer: Scope | None = None
 
     def of(self, *methods: str) -> Iterator[Call]:
         """The calls of methods or functions of these names."""
@@ -151,7 +155,9 @@ class Source:
         dtype = named.get("dtype", node.args[place] if len(node.args) > place else None)
         enabled = named.get("enabled", node.args[0] if of_device and node.args else None)
         narrow = self.resolve(dtype) or ("?" if dtype is not None else "")
-        return Region(node, device.split(":")[0], narrow, not (isinstance(enabled, ast.Constant) and not enabled.value))
+        literal = isinstance(enabled, ast.Constant)
+        on = bool(getattr(enabled, "value", True)) if literal else True
+        return Region(node, device.split(":")[0], narrow, on, on and (enabled is None or literal))
 
 
 def dotted(node: ast.AST | None) -> str:
@@ -170,7 +176,7 @@ def number_of(node: ast.AST | None) -> float | None:
         sign, node = -1.0, node.operand
     if isinstance(node, ast.Call) and dotted(node.func) == "float" and len(node.args) == 1:
         return number_of(node.args[0])
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         return sign * float(node.value)
     return None
 
@@ -219,11 +225,13 @@ class _Reader:
         self.found: list[Scope] = []
 
     def read(self) -> list[Scope]:
-        self._scope(self.source.tree, None, ())
+        self._scope(self.source.tree)
         return self.found
 
-    def _scope(self, node: Function | ast.Module, parent: ast.ClassDef | None, regions: tuple[Region, ...]) -> None:
-        scope = Scope(node, parent=parent)
+    def _scope(
+        self, node: Function | ast.Module, around: _Around | None = None, regions: tuple[Region, ...] = ()
+    ) -> None:
+        scope = Scope(node) if around is None else Scope(node, parent=around.parent, outer=around.scope)
         self.found.append(scope)
         self._block(node.body, _Around(scope, regions=regions))
 
@@ -236,7 +244,7 @@ class _Reader:
             for decorator in node.decorator_list:
                 self._visit(decorator, around)
             regions = (self.source.region(decorator) for decorator in node.decorator_list)
-            self._scope(node, around.parent, tuple(region for region in regions if region is not None))
+            self._scope(node, around, tuple(region for region in regions if region is not None))
             return
         if isinstance(node, ast.ClassDef):
             around = replace(around, parent=node)

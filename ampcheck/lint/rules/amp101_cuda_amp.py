@@ -26,28 +26,36 @@ _NAMES = {
     for inside, names in (("", _MOVED), (".autocast_mode", _MOVED), (".grad_scaler", _MOVED))
     for name in names
 }
-_OLDER = ("version", "hasattr", "parse_version", "packaging")
+_OLDER = ("version", "hasattr", "torch_")
+"""In the test of a branch, in small letters: what asks for the release."""
 
 
 def _read(source: Source) -> Iterator[Report]:
-    """Calls and decorators; imports that no call shows are left alone."""
+    """Calls, and decorators without arguments; imports that nothing uses are left alone."""
     for scope in source.scopes:
         for call in scope.calls:
             if call.name in _NAMES and not _for_older_releases(source, call):
                 device, name = _NAMES[call.name]
-                yield _report(source, call, device, name)
+                yield Report(call.line, _message(device, name), _fix(source, call, name, _argument(device, name)))
+        for decorator in getattr(scope.node, "decorator_list", ()):
+            if (found := _NAMES.get(source.resolve(decorator))) is not None:
+                yield Report(decorator.lineno, _message(*found))
 
 
-def _report(source: Source, call: Call, device: str, name: str) -> Report:
-    message = f"torch.{device}.amp.{name} is deprecated: write torch.amp.{name}"
-    argument = f'device_type="{device}"' if name.startswith("custom") else f'"{device}"'
-    return Report(call.line, f"{message}({argument}, ...)", _fix(source, call, name, argument))
+def _message(device: str, name: str) -> str:
+    return f"torch.{device}.amp.{name} is deprecated: write torch.amp.{name}({_argument(device, name)}, ...)"
+
+
+def _argument(device: str, name: str) -> str:
+    return f'device_type="{device}"' if name.startswith("custom") else f'"{device}"'
 
 
 def _fix(source: Source, call: Call, name: str, argument: str) -> tuple[Edit, ...]:
     """Where the call names the module itself, so that no import has to change."""
     node = call.node
     if ast.unparse(node.func).split(".")[0] != "torch" or "torch" not in source.imports:
+        return ()
+    if name == "autocast" and node.args:  # the first is `enabled` there, and `device_type` here
         return ()
     if name.startswith("custom") or any(keyword.arg in ("device_type", "device", None) for keyword in node.keywords):
         return ()
@@ -67,7 +75,8 @@ def _for_older_releases(source: Source, call: Call) -> bool:
         statement = statements[identity]
         if isinstance(statement, ast.Try):
             return True
-        if isinstance(statement, (ast.If, ast.IfExp)) and any(word in ast.unparse(statement.test).lower() for word in _OLDER):
+        test = ast.unparse(statement.test).lower() if isinstance(statement, (ast.If, ast.IfExp)) else ""
+        if any(word in test for word in _OLDER):
             return True
     return False
 

@@ -24,7 +24,9 @@ def _read(source: Source) -> Iterator[Report]:
         for call in scope.of("backward", "step"):
             if call.regions and all(region.enabled for region in call.regions) and _is_one(scope, call):
                 what = "the backward pass" if call.method == "backward" else f"{call.receiver}.step"
-                yield Report(call.line, f"{what} runs inside the autocast region of line {call.regions[-1].call.lineno}")
+                yield Report(
+                    call.line, f"{what} runs inside the autocast region of line {call.regions[-1].call.lineno}"
+                )
 
 
 def _is_one(scope: Scope, call: Call) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ampcheck.core.check import Check
 from ampcheck.lint.names import is_optimizer
 from ampcheck.lint.rule import Report, Rule
-from ampcheck.lint.source import HALF, NARROW, Call, Scope, Source, dotted
+from ampcheck.lint.source import HALF, Call, Scope, Source, dotted
 
 
 def cast_and_held(source: Source, scope: Scope, dtypes: frozenset[str]) -> Iterator[tuple[Call, Call]]:
@@ -36,14 +36,20 @@ def _held(source: Source, call: Call) -> Iterator[str]:
         return
     for part in (*call.node.args[:1], *(k.value for k in call.node.keywords if k.arg == "params")):
         for inner in ast.walk(part):
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "parameters":
+            if (
+                isinstance(inner, ast.Call)
+                and isinstance(inner.func, ast.Attribute)
+                and inner.func.attr == "parameters"
+            ):
                 yield dotted(inner.func.value)
 
 
 def _read(source: Source) -> Iterator[Report]:
     for scope in source.scopes:
         for cast, optimizer in cast_and_held(source, scope, HALF):
-            message = f"the optimizer of line {optimizer.line} steps float16 weights of {cast.receiver}, without masters"
+            message = (
+                f"the optimizer of line {optimizer.line} steps float16 weights of {cast.receiver}, without masters"
+            )
             yield Report(cast.line, message)
 
 
@@ -53,4 +59,3 @@ RULE = Rule(
     _read,
     audit="ampcheck audit train.py:main --checks master-weights,stagnation",
 )
-__all__ = ["NARROW", "RULE", "cast_and_held"]

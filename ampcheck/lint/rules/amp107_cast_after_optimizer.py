@@ -1,5 +1,5 @@
-"""Requires: A model has its dtype before the optimizer is built: state that exists keeps the old dtype, and an optimizer
-with flat or fused copies steps weights that nobody runs.
+"""Requires: A model has its dtype before the optimizer is built: state that exists keeps the old dtype, and an
+optimizer with flat or fused copies steps weights that nobody runs.
 
 Measured: In one function, a model is cast to bfloat16 after an optimizer was built from its parameters; a
 cast to float16 is AMP106.

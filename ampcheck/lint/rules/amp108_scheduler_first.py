@@ -27,7 +27,9 @@ def _read(source: Source) -> Iterator[Report]:
             later = [step for step in steps if step.block[0] == call.block[0] and step.block[1] > call.block[1]]
             earlier = [step for step in steps if step.order < call.order and not step.excludes(call)]
             if later and not earlier:
-                yield Report(call.line, f"{call.receiver}.step() runs before {later[0].receiver}.step in line {later[0].line}")
+                yield Report(
+                    call.line, f"{call.receiver}.step() runs before {later[0].receiver}.step in line {later[0].line}"
+                )
 
 
 RULE = Rule(

@@ -27,8 +27,14 @@ def _read(source: Source) -> Iterator[Report]:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             for eps, other in ((node.left, node.right), (node.right, node.left)):
                 if _vanishes(eps) and _is_half(source, other):
-                    yield Report(node.lineno, f"{ast.unparse(eps)} is zero in float16, which {ast.unparse(other):.40} has")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("clamp", "clamp_min"):
+                    yield Report(
+                        node.lineno, f"{ast.unparse(eps)} is zero in float16, which {ast.unparse(other):.40} has"
+                    )
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("clamp", "clamp_min")
+        ):
             bounds = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "min")]
             for bound in bounds:
                 if _vanishes(bound) and _is_half(source, node.func.value):

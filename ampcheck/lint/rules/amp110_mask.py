@@ -27,7 +27,10 @@ def _read(source: Source) -> Iterator[Report]:
     for scope in source.scopes:
         if _in_half(source, scope):
             for call in scope.of(*_FILLS):
-                values = [*call.node.args[-2:], *(k.value for k in call.node.keywords if k.arg in ("value", "fill_value"))]
+                values = [
+                    *call.node.args[-2:],
+                    *(k.value for k in call.node.keywords if k.arg in ("value", "fill_value")),
+                ]
                 for value in values:
                     number = number_of(value)
                     if number is not None and number < _LEAST:

@@ -1,8 +1,7 @@
 """Requires: Positions, timesteps and indices are whole numbers of a format that has them: bfloat16 has all up to 256,
 float16 up to 2048, and beyond these neighbours become equal.
 
-Measured: torch.arange, or torch.linspace of steps, that is made in or cast to 16 bits, unless its end is a literal that the format
-has.
+Measured: torch.arange that is made in or cast to 16 bits, unless its end is a literal that the format has.
 
 Causes: dtype=x.dtype written out; a model whose buffers were cast.
 

@@ -21,14 +21,17 @@ _MADE = ("zeros", "tensor", "zeros_like", "new_zeros")
 
 
 def _read(source: Source) -> Iterator[Report]:
+    told = set[int]()  # the module has the loops of its functions, too
     for scope in source.scopes:
-        narrow = {name: line for name, line in _zeros(source, scope.node)}
+        narrow = dict(_zeros(source, scope.node))
         if not narrow:
             continue
         for loop in (node for node in ast.walk(scope.node) if isinstance(node, (ast.For, ast.While))):
             for node in ast.walk(loop):
-                if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and dotted(node.target) in narrow:
-                    name = dotted(node.target)
+                if not isinstance(node, ast.AugAssign) or not isinstance(node.op, ast.Add) or node.lineno in told:
+                    continue
+                if (name := dotted(node.target)) in narrow:
+                    told.add(node.lineno)
                     yield Report(node.lineno, f"{name} is in 16 bits (line {narrow.pop(name)}) and stops growing")
 
 

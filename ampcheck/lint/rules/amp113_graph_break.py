@@ -1,5 +1,5 @@
-"""Requires: A compiled function reads no number from a tensor: .item(), .tolist(), .numpy() and branches on values break
-the graph, so that what was to be one kernel is several, with a synchronisation between them.
+"""Requires: A compiled function reads no number from a tensor: .item(), .tolist(), .numpy() and branches on values
+break the graph, so that what was to be one kernel is several, with a synchronisation between them.
 
 Measured: In a function that torch.compile decorates, or that is handed to it by name in the same file, a call of
 .item(), .tolist() or .numpy(), or an if or while whose test calls .any(), .all(), .item() or isnan().
@@ -24,7 +24,7 @@ _TESTS = (".any()", ".all()", ".isnan()", ".isinf()")
 
 def _read(source: Source) -> Iterator[Report]:
     handed = {
-        call.node.args[0].id
+        (scope, call.node.args[0].id)
         for scope in source.scopes
         for call in scope.calls
         if call.name == "torch.compile" and call.node.args and isinstance(call.node.args[0], ast.Name)
@@ -34,11 +34,12 @@ def _read(source: Source) -> Iterator[Report]:
             yield from _breaks(scope)
 
 
-def _is_compiled(source: Source, scope: Scope, handed: set[str]) -> bool:
-    if isinstance(scope.node, ast.Module):
+def _is_compiled(source: Source, scope: Scope, handed: set[tuple[Scope, str]]) -> bool:
+    """Whether a function is decorated, or handed over in the scope that defines it."""
+    if isinstance(scope.node, ast.Module) or scope.outer is None:
         return False
     decorators = [d.func if isinstance(d, ast.Call) else d for d in scope.node.decorator_list]
-    return "torch.compile" in map(source.resolve, decorators) or (scope.node.name in handed and scope.parent is None)
+    return "torch.compile" in map(source.resolve, decorators) or (scope.outer, scope.node.name) in handed
 
 
 def _breaks(scope: Scope) -> Iterator[Report]:

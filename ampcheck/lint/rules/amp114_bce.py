@@ -32,7 +32,7 @@ def _read(source: Source) -> Iterator[Report]:
     }
     for scope in source.scopes:
         for call in scope.calls:
-            on = call.regions and all(region.enabled for region in call.regions)
+            on = call.regions and all(region.certain for region in call.regions)
             if on and (call.name == _FUNCTION or dotted(call.node.func) in losses):
                 where = f"inside the autocast region of line {call.regions[-1].call.lineno}"
                 yield Report(call.line, f"{call.method} takes probabilities {where}: PyTorch raises")

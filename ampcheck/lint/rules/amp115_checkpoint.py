@@ -1,5 +1,5 @@
-"""Requires: A checkpoint from which training goes on has the scaler's state beside the optimizer's: without it the scale
-begins at 65536 again, and the first steps after each resume are skipped.
+"""Requires: A checkpoint from which training goes on has the scaler's state beside the optimizer's: without it the
+scale begins at 65536 again, and the first steps after each resume are skipped.
 
 Measured: torch.save of a state_dict of an optimizer, in a file that steps by a gradient scaler and calls
 state_dict of no scaler.
@@ -29,7 +29,9 @@ def _read(source: Source) -> Iterator[Report]:
         of_optimizers = [call for call in scope.of("state_dict") if is_optimizer(call.receiver)]
         for save in scope.calls:
             if save.name == "torch.save" and (before := [c for c in of_optimizers if c.order < save.order]):
-                yield Report(save.line, f"the checkpoint has the state of {before[-1].receiver}, and none of the scaler")
+                yield Report(
+                    save.line, f"the checkpoint has the state of {before[-1].receiver}, and none of the scaler"
+                )
                 break
 
 

@@ -1,0 +1,143 @@
+"""What is read, what is accepted, what is mended, and how fast nothing is read twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcheck.cli.main import main
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
+from ampcheck.lint import fix, lint
+
+OLD = "import torch\n\nwith torch.cuda.amp.autocast(enabled=True):\n    x = 1\n"
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text(OLD)
+    return tmp_path
+
+
+def test_torch_is_not_imported(folder: Path) -> None:
+    code = "import sys, ampcheck.lint; ampcheck.lint.lint(['.']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_folders_are_searched_but_for_hidden_and_built_ones(folder: Path) -> None:
+    for name in ("a", ".b", "build", "a/__pycache__"):
+        (folder / name).mkdir()
+        (folder / name / "m.py").write_text(OLD)
+    (folder / "a" / "text.txt").write_text(OLD)
+    run = lint(["."])
+    assert [finding.where.file for finding in run.findings] == ["./a/m.py", "./old.py"]
+    assert run.coverage.seen["files"] == 2
+    assert len(lint(["build"]).findings) == 1  # it was asked for
+
+
+def test_a_file_that_is_no_python_is_counted(folder: Path) -> None:
+    (folder / "template.py").write_text("with torch.cuda.amp.autocast({{ dtype }}:\n")
+    assert lint(["."]).coverage.unseen == {"files that are no Python": 1}
+
+
+def test_what_is_not_there_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="there is no file or folder gone"):
+        lint(["gone"])
+    with pytest.raises(UsageError, match="--select names 'AMP9'"):
+        lint(["."], ["AMP9"])
+
+
+def test_a_comment_accepts_a_report_with_its_reason(folder: Path) -> None:
+    (folder / "old.py").write_text(OLD.replace(":\n", ":  # ampcheck: ignore[AMP101] until we drop 2.3\n", 1))
+    (finding,) = lint(["."]).findings
+    assert (finding.verdict, finding.accepted) == (Verdict.ACCEPTED, "until we drop 2.3")
+    assert main(["lint", "."]) == 0
+
+
+def test_an_unchanged_file_is_not_read_again_and_a_changed_one_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = lint(["."])
+    path = folder / "old.py"
+    stat = path.stat()
+    path.write_text(OLD.replace("cuda.amp", "cuda_amp"))  # of the same size
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert lint(["."]).findings == first.findings
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert lint(["."]).findings == ()
+    assert lint(["."], cached=False).findings == ()
+
+
+def test_a_cache_that_cannot_be_written_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "old.py"))
+    assert len(lint(["."]).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("torch.cuda.amp.autocast()", 'torch.amp.autocast("cuda")'),
+        ("torch.cuda.amp.autocast(enabled=True)", 'torch.amp.autocast("cuda", enabled=True)'),
+        ("torch.cpu.amp.autocast(dtype=torch.bfloat16)", 'torch.amp.autocast("cpu", dtype=torch.bfloat16)'),
+        ("torch.cuda.amp.GradScaler(init_scale=2.0)", 'torch.amp.GradScaler("cuda", init_scale=2.0)'),
+    ],
+)
+def test_a_fix_keeps_the_arguments(folder: Path, old: str, new: str) -> None:
+    (folder / "old.py").write_text(f"import torch\nä = 'ü', {old}, 2\n", encoding="utf-8")
+    assert fix(["."]) == 1
+    assert (folder / "old.py").read_text(encoding="utf-8") == f"import torch\nä = 'ü', {new}, 2\n"
+    assert lint(["."], cached=False).findings == ()
+
+
+def test_a_positional_argument_is_not_moved(folder: Path) -> None:
+    """Of torch.cuda.amp.autocast the first is `enabled`, of torch.amp.autocast the third."""
+    (folder / "old.py").write_text("import torch\nc = torch.cuda.amp.autocast(False)\n")
+    assert fix(["."]) == 0
+
+
+def test_fix_leaves_imported_names_and_accepted_lines(folder: Path) -> None:
+    text = (
+        "import torch\nfrom torch.cuda.amp import autocast\nc = autocast()\n"
+        "d = torch.cuda.amp.autocast()  # ampcheck: ignore[AMP101]\n"
+    )
+    (folder / "old.py").write_text(text)
+    assert fix(["."]) == 0
+    assert (folder / "old.py").read_text() == text
+
+
+def test_the_command_prints_lines_that_editors_know_and_ends_in_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lint", "old.py"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        'old.py:3: AMP101 torch.cuda.amp.autocast is deprecated: write torch.amp.autocast("cuda", ...)',
+        "1 reports in 1 files",
+    ]
+    assert main(["lint", "old.py", "--fix"]) == 0
+    assert capsys.readouterr().out == "0 reports in 1 files, 1 fixed\n"
+
+
+def test_the_command_writes_runs_and_sarif_with_the_pages_of_its_rules(folder: Path) -> None:
+    assert main(["lint", "--json", "run.json", "--sarif", "run.sarif", "--select", "AMP1"]) == 1
+    assert [finding.check for finding in Run.load("run.json").findings] == ["AMP101"]
+    (rule,) = json.loads((folder / "run.sarif").read_text())["runs"][0]["tool"]["driver"]["rules"]
+    assert rule["id"] == "AMP101"
+    assert "deprecated since PyTorch 2.4" in json.dumps(rule)
+
+
+def test_explain_prints_the_page_of_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "AMP103"]) == 0
+    assert "how to fix it\n  scaler.unscale_(optimizer)" in capsys.readouterr().out
+    assert main(["explain"]) == 0
+    assert "AMP115" in capsys.readouterr().out
