@@ -84,7 +84,7 @@ def table(data: dict[str, Any]) -> list[str]:
         "",
         *markdown_table(data["precision"]),
         "",
-        f"Seconds of processor time on transformers: {again.get('first')} at first, {again.get('again')} from the cache.",
+        f"Seconds of processor time on transformers: {again.get('first')}; {again.get('again')} from the cache.",
         "",
         *markdown_table(packages),
         "",
