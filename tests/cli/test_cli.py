@@ -24,6 +24,7 @@ from ampcheck.core.run import Run, Verdict
 TARGETS = """
 import torch
 from ampcheck.core.subject import Subject
+from ampcheck.lint import rules
 
 X = torch.ones(2, 4)
 
@@ -332,10 +333,10 @@ def test_without_a_command_help_is_printed(capfd: pytest.CaptureFixture[str]) ->
 # explain and formats.
 
 
-def test_explain_lists_every_check_in_one_line_each(capfd: pytest.CaptureFixture[str]) -> None:
+def test_explain_lists_every_check_and_rule_in_one_line_each(capfd: pytest.CaptureFixture[str]) -> None:
     done = command(capfd, "explain")
     assert (done.code, done.err) == (0, "")
-    assert [line.split()[0] for line in done.out.splitlines()] == list(REGISTRY)
+    assert [line.split()[0] for line in done.out.splitlines()] == [*REGISTRY, *rules()]
     assert all(len(line.split()) > 4 and line.endswith(".") for line in done.out.splitlines())
 
 
