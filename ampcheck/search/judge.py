@@ -63,7 +63,8 @@ def assert_property(
 
     For every input, a result that is finite in float64 must be finite and within what rounding explains
     (`ampcheck.shadow.bounds`). compile: compiled code must keep the bounds that eager mode keeps; it is compiled for at
-    most four kinds of shapes. invariances: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` that must hold.
+    most four kinds of shapes. invariances: `BatchOrder`, `Scale`, `Shift`, `Padding`, `Declared` that must hold, and
+    circumstances of `ampcheck.parity`, such as `Batch`, in which the model must give the same.
 
     Returns the run. Raises `AssertionError` with every failure, `UsageError` for input that cannot be judged. A test
     that is itself under `@given` needs `suppress_health_check=[HealthCheck.nested_given]`.
