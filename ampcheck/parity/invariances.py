@@ -206,6 +206,7 @@ def as_circumstance(value: Any) -> Circumstance | None:
         return None
 
     def change(*args: Any, **kwargs: Any) -> Any:
-        return value.changed(Example(args, kwargs)).values
+        changed = value.changed(Example(args, kwargs))
+        return tuple(changed.args), dict(changed.kwargs)
 
     return Declared(value.name, change, value.undone)

@@ -110,13 +110,9 @@ class Runner:
         contexts: Sequence[AbstractContextManager[None]] = (),
     ) -> Execution:
         """Run one example forward, and restore what it changed. Raises `UsageError` as the run does."""
-        run, function = Execution(shadow), prepared.model if around is None else around(prepared.model)
-
-        def model(*args: Any, **kwargs: Any) -> Any:
-            value = function(*args, **kwargs)
-            if type(value) in (bool, int) and abs(value) <= _LARGEST_INTEGER:
-                return torch.tensor(value)
-            return _numbers_as_tensors(value)
+        run, function = Execution(shadow), _giving_tensors(prepared.model)
+        if around is not None:
+            function = _giving_tensors(around(function))
 
         def keep(key: Key, tensor: torch.Tensor) -> None:
             with aside():
@@ -131,7 +127,7 @@ class Runner:
         own = replace(prepared, calls=(example,))
         plan = RunPlan(self.device, cast, no_backward="outputs alone are judged")
         with preserved_objects(prepared.model, prepared.root):
-            run_subject(own, plan, keep, run=run, shadow=shadow, around=contexts, transform=lambda _: [model])
+            run_subject(own, plan, keep, run=run, shadow=shadow, around=contexts, transform=lambda _: [function])
         self.draws |= run.streams[NUMPY + 1 :] != run.begun[NUMPY + 1 :]
         if isinstance(run.error, UsageError):
             raise run.error
@@ -159,6 +155,18 @@ class Runner:
                 if bool(small.any()):
                     off = exact + (moved - exact).sign() * MOVE * form.smallest_normal if keeps else exact * 0
                     moved.copy_(torch.where(small, off, moved))
+
+
+def _giving_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose results are tensors where they are numbers of Python."""
+
+    def model(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        if type(value) in (bool, int) and abs(value) <= _LARGEST_INTEGER:
+            return torch.tensor(value)
+        return _numbers_as_tensors(value)
+
+    return model
 
 
 def _numbers_as_tensors(value: Any) -> Any:

@@ -23,6 +23,12 @@ def test_a_shift_that_swallows_the_data_is_no_fault_of_the_function() -> None:
     assert kinds(torch.mean, x, invariances=(Shift(1.0, 1.0),)) == []
 
 
+def test_a_change_of_a_number_is_undone_too() -> None:
+    x = torch.tensor([0.5, 2.0], dtype=torch.float16)
+    assert kinds(lambda x: float(x.sum()), x, invariances=(Shift(1.0, 2.0),)) == []
+    assert kinds(lambda x: (x * 2, float(x.sum())), x, invariances=(Shift(1.0, 2.0),)) == []
+
+
 def test_a_shift_that_does_not_hold_is_still_told() -> None:
     x = torch.tensor([0.5, 2.0], dtype=torch.bfloat16)
     assert kinds(torch.tanh, x, invariances=(Shift(1.0),)) == ["invariance"]
