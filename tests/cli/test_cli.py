@@ -20,11 +20,11 @@ from ampcheck.checks import REGISTRY
 from ampcheck.cli.main import main
 from ampcheck.core import formats
 from ampcheck.core.run import Run, Verdict
+from ampcheck.lint import rules
 
 TARGETS = """
 import torch
 from ampcheck.core.subject import Subject
-from ampcheck.lint import rules
 
 X = torch.ones(2, 4)
 
