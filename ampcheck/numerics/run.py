@@ -124,7 +124,7 @@ def run_subject(
             for context in (noting_streams(run, plan.device), *around, shadow or nullcontext()):
                 stack.enter_context(context)
             try:
-                _run_calls(prepared, plan, run, leaves, received, transform, masked, preserve)
+                _Runner(plan, run, leaves, received, masked, preserve).run(prepared, transform)
             except BaseException as error:  # noqa: BLE001  # the user's model: its exception is a result
                 run.error = as_result(error)
         if run.gradients:
@@ -134,27 +134,6 @@ def run_subject(
         run.freedom, run.in_16_bits = shadow.freedom, shadow.in_16_bits
         run.shadow = None  # it holds the model
     return run
-
-
-def _run_calls(
-    prepared: Prepared,
-    plan: RunPlan,
-    run: Execution,
-    leaves: Mapping[str, torch.Tensor],
-    receive: Receive,
-    transform: Callable[[Prepared], Blocks] | None,
-    masked: Collection[Key],
-    preserve: Preserve,
-) -> None:
-    """Run all calls, with an update after each where there is an optimizer."""
-    optimizer = _optimizer(plan, prepared)
-    blocks = prepared.blocks if transform is None else transform(prepared)
-    for run.step, call in enumerate(prepared.calls * plan.steps):
-        _run_call(plan, run, blocks, call, leaves, receive, masked, preserve)
-        if optimizer is not None:
-            run.phase = "update"
-            _step(optimizer, leaves.values(), plan.scale)
-        _clear(leaves.values())
 
 
 def _step(optimizer: torch.optim.Optimizer, leaves: Iterable[torch.Tensor], scale: float) -> None:
@@ -170,80 +149,103 @@ def _clear(leaves: Iterable[torch.Tensor]) -> None:
         leaf.grad = None
 
 
-def _run_call(
-    plan: RunPlan,
-    run: Execution,
-    blocks: Blocks,
-    call: Call,
-    leaves: Mapping[str, torch.Tensor],
-    receive: Receive,
-    masked: Collection[Key],
-    preserve: Preserve,
-) -> None:
-    """Run forward, loss and backward of one call."""
-    run.phase = "forward"
-    with (
-        torch.set_grad_enabled(plan.grad),
-        torch.autocast(torch.device(plan.device).type, plan.autocast, enabled=plan.autocast is not None),
-    ):
-        with preserve(run.left), _own_gradients(leaves, run, receive):
-            result = forward_through(blocks, call)
-        outputs = _receive_outputs(result, run, receive)
-        finite = plan.finite_loss or any(key in masked for key in outputs)
-        with preserve(run.left):
-            total = None if run.no_backward or plan.signs else total_loss(result, plan.loss, finite)
-    if plan.signs:
-        roots = [t for t in outputs.values() if t.requires_grad and t.numel() and is_plain(t)]
-        gradients = [signs(t) for t in roots]
-    else:
-        _note_loss(plan, run, blocks, result, total, leaves, receive)
-        roots = [] if total is None or run.no_backward else [total]
-        gradients = [scaled(t, plan.scale) for t in roots]
-    if not roots or run.no_backward:
-        return
-    run.phase = "backward"
-    with preserve(run.left):
-        _backward(roots, gradients, leaves.values())
-    _receive_gradients(leaves, run, receive, "")
+@dataclass(frozen=True, slots=True)
+class _Runner:
+    """Runs the calls of a subject. leaves: what gradients are taken of, by name. For the others see `run_subject`."""
+
+    plan: RunPlan
+    record: Execution
+    leaves: Mapping[str, torch.Tensor]
+    receive: Receive
+    masked: Collection[Key]
+    preserve: Preserve
+
+    def run(self, prepared: Prepared, transform: Callable[[Prepared], Blocks] | None) -> None:
+        """Run all calls, with an update after each where there is an optimizer."""
+        run, optimizer = self.record, _optimizer(self.plan, prepared)
+        blocks = prepared.blocks if transform is None else transform(prepared)
+        for run.step, call in enumerate(prepared.calls * self.plan.steps):
+            self._run_call(blocks, call)
+            if optimizer is not None:
+                run.phase = "update"
+                _step(optimizer, self.leaves.values(), self.plan.scale)
+            _clear(self.leaves.values())
+
+    def _run_call(self, blocks: Blocks, call: Call) -> None:
+        """Run forward, loss and backward of one call."""
+        plan, run = self.plan, self.record
+        run.phase = "forward"
+        with (
+            torch.set_grad_enabled(plan.grad),
+            torch.autocast(torch.device(plan.device).type, plan.autocast, enabled=plan.autocast is not None),
+        ):
+            with self.preserve(run.left), self._own_gradients():
+                result = forward_through(blocks, call)
+            outputs = self._receive_outputs(result)
+            finite = plan.finite_loss or any(key in self.masked for key in outputs)
+            with self.preserve(run.left):
+                total = None if run.no_backward or plan.signs else total_loss(result, plan.loss, finite)
+        if plan.signs:
+            roots = [t for t in outputs.values() if t.requires_grad and t.numel() and is_plain(t)]
+            gradients = [signs(t) for t in roots]
+        else:
+            self._note_loss(blocks, result, total)
+            roots = [] if total is None else [total]
+            gradients = [scaled(t, plan.scale) for t in roots]
+        if roots and not run.no_backward:
+            run.phase = "backward"
+            with self.preserve(run.left):
+                _backward(roots, gradients, self.leaves.values())
+            self._receive_gradients("")
+
+    def _receive_outputs(self, result: object) -> dict[Key, torch.Tensor]:
+        run, outputs = self.record, dict[Key, torch.Tensor]()
+        run.shapes[f"step {run.step}"] = type(result).__name__
+        run.plain |= _plain_values(result)
+        for path, tensor in outputs_of(result, run.unseen):
+            outputs["output", path, run.step] = tensor
+            run.shapes[f"step {run.step}, {path or 'output'}"] = f"{short(tensor.dtype)} {_shape(tensor)}"
+            self.receive(("output", path, run.step), tensor)
+        return outputs
+
+    def _note_loss(self, blocks: Blocks, result: object, total: torch.Tensor | None) -> None:
+        """Note the loss of a result, its dtype, and why it has no gradient."""
+        run, loss = self.record, self.plan.loss
+        if total is not None and loss is not None:
+            self.receive(("loss", "", run.step), total)
+        of_inputs = any(name.startswith("input ") for name in self.leaves)
+        if loss is not None or not of_inputs or (is_scalar(result) and modules_of(tuple(blocks))):
+            run.losses += scalar_losses(result, total if loss else None)
+        if run.no_backward:
+            return
+        if total is None:
+            run.no_backward, run.prevented = without_loss(result)
+        elif not total.requires_grad:
+            run.no_backward, run.prevented = NO_GRADIENT, True
+
+    @contextmanager
+    def _own_gradients(self) -> Iterator[None]:
+        """Receive the gradients that a forward with a backward of its own leaves: no loss scale is in them."""
+        before = {name: leaf.grad for name, leaf in self.leaves.items()}
+        _clear(self.leaves.values())
+        yield
+        self._receive_gradients(OWN_BACKWARD)
+        for name, leaf in self.leaves.items():
+            leaf.grad = before[name]
+
+    def _receive_gradients(self, suffix: str) -> None:
+        for name, leaf in self.leaves.items():
+            if leaf.grad is not None:
+                gradient = leaf.grad if leaf.grad.layout is torch.strided else leaf.grad.to_dense()
+                self.receive(("gradient", name + suffix, self.record.step), gradient)
+                self.record.gradients.add(name + suffix)
 
 
-def _receive_outputs(result: object, run: Execution, receive: Receive) -> dict[Key, torch.Tensor]:
-    outputs: dict[Key, torch.Tensor] = {}
-    run.shapes[f"step {run.step}"] = type(result).__name__
-    run.plain |= _plain_values(result)
-    for path, tensor in outputs_of(result, run.unseen):
-        outputs["output", path, run.step] = tensor
-        run.shapes[f"step {run.step}, {path or 'output'}"] = f"{short(tensor.dtype)} {_shape(tensor)}"
-        receive(("output", path, run.step), tensor)
-    return outputs
-
-
-def _note_loss(
-    plan: RunPlan,
-    run: Execution,
-    blocks: Blocks,
-    result: object,
-    total: torch.Tensor | None,
-    leaves: Iterable[str],
-    receive: Receive,
-) -> None:
-    """Note the loss of a result, its dtype, and why it has no gradient."""
-    if total is not None and plan.loss is not None:
-        receive(("loss", "", run.step), total)
-    of_inputs = any(name.startswith("input ") for name in leaves)
-    if plan.loss is not None or not of_inputs or (is_scalar(result) and modules_of(tuple(blocks))):
-        run.losses += scalar_losses(result, total if plan.loss else None)
-    if run.no_backward:
-        return
-    if total is None:
-        run.no_backward, run.prevented = without_loss(result)
-    elif not total.requires_grad:
-        run.no_backward, run.prevented = NO_GRADIENT, True
-
-
-def _plain_values(returned: object, path: str = "") -> dict[str, object]:
+def _plain_values(returned: object, path: str = "", above: frozenset[int] = frozenset()) -> dict[str, object]:
     """The numbers, texts and None in what a call returned, in lists, tuples and mappings, by their paths."""
     items: Iterable[tuple[object, object]] = ()
+    if id(returned) in above:  # it contains itself
+        return {}
     if isinstance(returned, Mapping):
         items = returned.items()
     elif isinstance(returned, (list, tuple)):
@@ -254,7 +256,7 @@ def _plain_values(returned: object, path: str = "") -> dict[str, object]:
         return {path: repr(returned.tolist()) if hasattr(returned, "tolist") else repr(returned)}
     values: dict[str, object] = {}
     for key, value in items:
-        values |= _plain_values(value, f"{path}.{key}" if path else str(key))
+        values |= _plain_values(value, f"{path}.{key}" if path else str(key), above | {id(returned)})
     return values
 
 
@@ -277,26 +279,6 @@ def _backward(roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], 
         torch.autograd.backward(roots, gradients, inputs=leaves)
         return
     run_backward(tuple(roots), tuple(gradients), False, False, leaves, allow_unreachable=True, accumulate_grad=True)
-
-
-def _receive_gradients(leaves: Mapping[str, torch.Tensor], run: Execution, receive: Receive, suffix: str) -> None:
-    for name, leaf in leaves.items():
-        if leaf.grad is not None:
-            gradient = leaf.grad if leaf.grad.layout is torch.strided else leaf.grad.to_dense()
-            receive(("gradient", name + suffix, run.step), gradient)
-            run.gradients.add(name + suffix)
-
-
-@contextmanager
-def _own_gradients(leaves: Mapping[str, torch.Tensor], run: Execution, receive: Receive) -> Iterator[None]:
-    """Receive the gradients that a forward with a backward of its own leaves: no loss scale is in them."""
-    before = {name: leaf.grad for name, leaf in leaves.items()}
-    for leaf in leaves.values():
-        leaf.grad = None
-    yield
-    _receive_gradients(leaves, run, receive, OWN_BACKWARD)
-    for name, leaf in leaves.items():
-        leaf.grad = before[name]
 
 
 def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
