@@ -17,7 +17,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
-from ampcheck.parity.functions import have_equal_bits, is_determined, roundings_between
+from ampcheck.parity.functions import have_equal_bits, is_determined, is_mask, roundings_between
 from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
 from ampcheck.parity.parting import Parting, find_parting, shared_values, walk_back
@@ -172,10 +172,12 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
 
 
 def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
-    """Whether a run may lack a result: its parameters and buffers have other names, and kernels have no backward."""
+    """Whether a run may lack a result: its parameters and buffers have other names, masks and kernels no backward."""
     if key[0] == "gradient":
         own = key[1].startswith("parameter ") and key[1] not in run.names
-        return bool(run.opaque) or own or not bool(result.value.any())
+        argument = run.arguments.get(key[1].removeprefix("argument "))
+        mask = argument is not None and is_mask(argument)
+        return bool(run.opaque) or own or mask or not bool(result.value.any())
     return key[0] == "module" or (key[0] == "buffer" and str_of(key) not in run.names)
 
 

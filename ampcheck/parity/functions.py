@@ -111,6 +111,11 @@ def is_determined(result: Result) -> bool:
     return size > 0 and spread * reference.unit / MOVE <= UNKNOWABLE * size
 
 
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds ones, and zeros beside them alone."""
+    return torch.equal(tensor * tensor, tensor) and bool(tensor.any())
+
+
 def _marked(tensor: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """The elements at some places, NaN as a number that is equal to itself."""
     return tensor[where].nan_to_num(math.pi)

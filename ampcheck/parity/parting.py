@@ -75,10 +75,7 @@ def _is_whole(record: Record, wholes: dict[int, tuple[torch.Tensor, torch.Tensor
     numel = record.shape.numel()
     if numel not in wholes:
         return False
-    marks, noise = wholes[numel]
-    of_sums = numel**0.5  # a norm of n equal errors is sqrt(n) times one of them, a sum at most as often again
-    allowed = noise.double().clamp_min(record.noise)[:, None] * torch.tensor([1.0, of_sums, of_sums, 1.0, 1.0])
-    return bool(((marks - record.marks).abs() <= allowed).all(1).any())
+    return bool(record.are_near(*wholes[numel]).any())
 
 
 def _is_in_rows(record: Record, pools: dict[torch.Size, torch.Tensor]) -> bool:

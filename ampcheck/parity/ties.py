@@ -3,7 +3,8 @@
 `relu` and `clamp` have other derivatives at 0, equal values have no order, a pool of equal values passes its gradient
 to any of them. Beside such a point two implementations of one function agree, and what they give jumps there. So both
 run twice more, with all data moved by the same little to one side and to the other: a result that agrees at both
-places, and is not the same at both, is decided by a tie. Whatever else differs at a point differs beside it as well.
+places, and is not the same at both, or is made of what is not, is decided by a tie. Whatever else differs at a point
+differs beside it as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 from ampcheck.core.errors import UsageError
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute
-from ampcheck.parity.functions import ALIKE, NONFINITE, SAME, relate
+from ampcheck.parity.functions import ALIKE, NONFINITE, SAME, is_mask, relate
+from ampcheck.parity.trail import Trail
 from ampcheck.records.results import Key
 
 _BESIDE = 2.0**-42
@@ -35,7 +37,7 @@ class _Beside:
 
     def __call__(self, exact: torch.Tensor) -> torch.Tensor:
         finite = exact.where(exact.isfinite(), 0.0)
-        if not self._masks and torch.equal(finite * finite, finite) and bool(finite.any()):
+        if not self._masks and is_mask(finite):
             self.stayed = True
             return exact
         content = zlib.crc32(exact.numpy().tobytes())
@@ -53,17 +55,29 @@ def decided_by_ties(sides: Sequence[Side], differing: Mapping[Key, str], *, mask
     beside = [_Beside(sign, masks=masks) for sign in (1, 1, -1, -1)]
     for moves in (beside[:2], beside[2:]):
         try:
-            runs = [execute(side, independent=True, change=move) for side, move in zip(sides, moves, strict=True)]
+            runs = [execute(s, independent=True, trail=Trail(), change=m) for s, m in zip(sides, moves, strict=True)]
         except UsageError:  # a function need not be defined there
             return []
         keys = [key for key in keys if all(key in run.results for run in runs) and _agree(runs, key)]
         places.append(runs)
         if not keys:
             break
-    keys = [key for key in keys if not all(_agree(runs, key) for runs in zip(*places, strict=True))]
+    keys = [key for key in keys if any(_jumps(runs, key) for runs in zip(*places, strict=True))]
     if not keys and not masks and any(move.stayed for move in beside):
         return decided_by_ties(sides, differing, masks=True)
     return keys
+
+
+def _jumps(runs: Sequence[Execution], key: Key) -> bool:
+    """Whether a result, or a value on the way to it, is another on both sides of a point."""
+    trails = [run.trail for run in runs if run.trail is not None and key in run.records]
+    if len(trails) < 2 or not _agree(runs, key):
+        return not _agree(runs, key)
+    one, other = trails
+    behind = one.behind([runs[0].records[key]])
+    return len(one.records) != len(other.records) or any(
+        one.records[number].differs(other.records[number]) for number in behind
+    )
 
 
 def _agree(runs: Sequence[Execution], key: Key) -> bool:

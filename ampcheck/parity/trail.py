@@ -75,6 +75,18 @@ class Record:
     opaque: bool = False
     whole: bool = False
 
+    def differs(self, other: Record) -> bool:
+        """Whether the numbers of two values differ by more than float64 itself may, in whatever layout they are."""
+        return self.shape.numel() != other.shape.numel() or not bool(self.are_near(other.marks, other.noise))
+
+    def are_near(self, marks: torch.Tensor, noise: float | torch.Tensor) -> torch.Tensor:
+        """Which of these marks, of as many elements and with these noises, are those of the same numbers."""
+        of_sums = (
+            self.shape.numel() ** 0.5
+        )  # a norm of n equal errors is sqrt(n) times one of them, a sum as often again
+        allowed = torch.as_tensor(noise, dtype=torch.float64).clamp_min(self.noise)[..., None]
+        return ((marks - self.marks).abs() <= allowed * torch.tensor([1.0, of_sums, of_sums, 1.0, 1.0])).all(-1)
+
     @property
     def value(self) -> torch.Tensor:
         """The real values of a record that is kept."""
@@ -151,7 +163,7 @@ class Trail:
 
     def is_behind_opaque(self, number: int) -> bool:
         """Whether an op that cannot be followed inside may have made a record, or what it is made of."""
-        return self._chooses or any(self.records[i].opaque for i in self._behind([number]))
+        return self._chooses or any(self.records[i].opaque for i in self.behind([number]))
 
     def coarsest_not_in(self, other: Trail, results: Iterable[int]) -> float:
         """The unit roundoff of data behind these records that the other run does not have."""
@@ -161,7 +173,7 @@ class Trail:
         """Data behind these records that the other run does not have: tables and weights made outside of the run. Data
         that leads to none of them explains no difference."""
         twins = {record.marks.numpy().tobytes() for record in other.records if record.where is None}
-        behind = (self.records[number] for number in sorted(self._behind(results)))
+        behind = (self.records[number] for number in sorted(self.behind(results)))
         own = [r for r in behind if r.where is None and r.kept and r.marks.numpy().tobytes() not in twins]
         if not own:
             return []
@@ -172,7 +184,7 @@ class Trail:
         shared = torch.split(together, list(map(len, exact)))
         return [record for record, every in zip(own, shared, strict=True) if not bool(every.all())]
 
-    def _behind(self, results: Iterable[int]) -> set[int]:
+    def behind(self, results: Iterable[int]) -> set[int]:
         """The records that lead to these."""
         behind, stack = set[int](), list(results)
         while stack:

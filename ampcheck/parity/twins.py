@@ -43,13 +43,12 @@ def run_with_twins(
     ]
     twins: list[dict[bytes, torch.Tensor]] = [{}, {}]
     for number in (0, 1):
-        for record in list(left[number]):
-            found = _stand_in(record, trails[1 - number])
-            if found is not None:
-                twin, exact = found
+        for record in left[number]:
+            used, exact = _stand_in(record, trails[1 - number])
+            if used:
                 twins[number][_key(_memory(record, record.value))] = _memory(record, exact)
-                left[number].remove(record)
-                left[1 - number] = [other for other in left[1 - number] if other is not twin]  # it stays
+                left[number] = [own for own in left[number] if own is not record]
+                left[1 - number] = [own for own in left[1 - number] if id(own) not in used]  # these stay
     if not any(twins):
         return [], 0.0
     changes = [partial(_replaced, known) for known in twins]
@@ -60,19 +59,50 @@ def run_with_twins(
     return again, max((roundoff(record.value.dtype) for records in left for record in records), default=0.0)
 
 
-def _stand_in(record: Record, other: Trail) -> tuple[Record, torch.Tensor] | None:
-    """The value of the other run of which data are roundings, and what stands for them: an element that no rounding
-    makes of it stays as it is."""
-    value, unit = record.value, roundoff(record.value.dtype)
-    for twin in other.records:
-        if twin.kept is None or twin.shape != record.shape or value.is_complex() or twin.value.is_complex():
-            continue
-        exact = twin.kept[1].exact
-        rounded = (exact.to(value.dtype) == value) | (twin.value.to(value.dtype) == value)
-        roundings = _APART if unit <= JUDGED_UNIT else _NEXT
-        near = rounded | ((value.double() - exact).abs() <= roundings * unit * exact.abs())
-        if bool(near.all()) or (unit > JUDGED_UNIT and float(rounded[exact != 0].double().mean()) > _MOST):
-            return twin, torch.where(near, exact, value.double())
+def _stand_in(record: Record, other: Trail) -> tuple[set[int], torch.Tensor]:
+    """What stands for data: values of the other run of which they are roundings, or parts of it, as of projections that
+    one side fuses; and the records of these, none where there are no such."""
+    value = record.value.double()
+    pieces = [r for r in other.records if r.kept and len(r.shape) == len(record.shape) and not r.value.is_complex()]
+    for dim in range(len(record.shape)) if not record.value.is_complex() else ():
+        width, place, used, exact = record.shape[dim], 0, set[int](), value.clone()
+        while place < width:
+            found = next((f for r in pieces if (f := _part_at(record, place, r, dim)) is not None), None)
+            if found is None:
+                break
+            twin, part = found
+            exact.narrow(dim, place, part.shape[dim]).copy_(part)
+            used.add(id(twin))
+            place += part.shape[dim]
+        else:
+            return used, exact
+    return set(), value
+
+
+def _part_at(record: Record, place: int, twin: Record, dim: int) -> tuple[Record, torch.Tensor] | None:
+    """What stands for the elements of data from a place along a dimension on: a value of the other run, or, of a longer
+    one, a part."""
+    assert twin.kept is not None
+    length, size = record.shape[dim], twin.shape[dim]
+    if [n for d, n in enumerate(twin.shape) if d != dim] != [n for d, n in enumerate(record.shape) if d != dim]:
+        return None
+    if place + min(length, size) > length:
+        return None
+    for start in range(0, size - min(length, size) + 1, min(length, size)):
+        values = [t.narrow(dim, start, min(length, size)) for t in (twin.value, twin.kept[1].exact)]
+        part = _unrounded(record.value.narrow(dim, place, min(length, size)), *values)
+        if part is not None:
+            return twin, part
+    return None
+
+
+def _unrounded(value: torch.Tensor, real: torch.Tensor, exact: torch.Tensor) -> torch.Tensor | None:
+    """The exact values that were rounded to data; an element that no rounding makes of them stays as it is."""
+    unit = roundoff(value.dtype)
+    rounded = (exact.to(value.dtype) == value) | (real.to(value.dtype) == value)
+    near = rounded | ((value.double() - exact).abs() <= (_APART if unit <= JUDGED_UNIT else _NEXT) * unit * exact.abs())
+    if bool(near.all()) or (unit > JUDGED_UNIT and float(rounded[exact != 0].double().mean()) > _MOST):
+        return torch.where(near, exact, value.double())
     return None
 
 

@@ -13,7 +13,7 @@ from ampcheck.ops.traits import Traits
 from ampcheck.shadow.accumulators import note_write
 from ampcheck.shadow.call import Call, Side, decides_otherwise, results_of
 from ampcheck.shadow.rowwise import is_constant
-from ampcheck.shadow.rules.registry import FOLLOWING, Rule, restart, rule_of
+from ampcheck.shadow.rules.registry import FOLLOWING, OWN, Rule, restart, rule_of
 from ampcheck.torchtools.source import op_name
 
 
@@ -31,7 +31,7 @@ class Follower:
     def _rule(self, op: Traits) -> Rule | None:
         """The rule of an op; None where the op itself makes its companions."""
         if self._independent and (op.name in FOLLOWING or (op.jumps and not op.name.startswith("_amp_"))):
-            return None
+            return OWN.get(op.name)
         return rule_of(op.name, op.namespace) or (restart if op.jumps else None)
 
     def follow(self, call: Call) -> bool:

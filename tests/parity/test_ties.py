@@ -54,6 +54,11 @@ HONEST: dict[str, tuple[Any, Any, torch.Tensor]] = {
     "relu and a product": (F.relu, lambda x: x * (x >= 0), WHOLE),
     "relu and where": (lambda x: F.relu(x @ LAYER), lambda x: torch.where((y := x @ LAYER) >= 0, y, 0), PADDED),
     "relu and half of both": (F.relu, lambda x: (x + x.abs()) / 2, WHOLE),
+    "a loss by parts": (
+        lambda x: F.binary_cross_entropy_with_logits(x, (WHOLE > 0).float()),
+        lambda x: (x.clamp(min=0) - x * (WHOLE > 0) + (-x.abs()).exp().log1p()).mean(),
+        WHOLE,
+    ),
     "abs and where": (torch.abs, lambda x: torch.where(x >= 0, x, -x), WHOLE),
     "hardtanh and clamp": (F.hardtanh, lambda x: x.clamp(-1, 1), WHOLE),
     "leaky relu and where": (lambda x: F.leaky_relu(x, 0.1), lambda x: torch.where(x >= 0, x, 0.1 * x), WHOLE),

@@ -72,6 +72,39 @@ def bfloat16_and_float32_with_one_wrong_weight() -> Any:
     return In(layers(), BF16), In(wrong, FLOAT), X
 
 
+class Gated(nn.Module):
+    """A gated layer of two projections, or of one of both."""
+
+    def __init__(self, *, fused: bool, swapped: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts = [nn.Linear(16, 24, bias=False) for _ in range(2)]
+        self.last = nn.Linear(24, 16, bias=False)
+        self.parts = nn.ModuleList(parts[::-1] if swapped else parts)
+        if fused:
+            self.parts = nn.ModuleList([nn.Linear(16, 48, bias=False)])
+            self.parts[0].weight.data = torch.cat([part.weight.detach() for part in parts])
+
+    def forward(self, x: Any) -> Any:
+        gate, value = torch.cat([part(x) for part in self.parts], -1).chunk(2, -1)
+        return self.last(F.silu(gate) * value)
+
+
+@pair(AGREE)
+def fused_in_bfloat16_and_two_in_float32() -> Any:
+    return In(Gated(fused=True), BF16), In(Gated(fused=False), FLOAT), X
+
+
+@pair(AGREE)
+def two_in_bfloat16_and_fused_in_float32() -> Any:
+    return In(Gated(fused=False), BF16), In(Gated(fused=True), FLOAT), X
+
+
+@pair(ANOTHER, "aten::silu")
+def fused_in_bfloat16_and_two_in_float32_that_are_swapped() -> Any:
+    return In(Gated(fused=True), BF16), In(Gated(fused=False, swapped=True), FLOAT), X
+
+
 TABLE = angles(9, 16).cos()
 
 
@@ -369,3 +402,34 @@ def product_of_8_bits_with_another_scale() -> Any:
         lambda x, w: narrow_product(x, w, in_bfloat16, factor=math.sqrt(1.001)),
         EIGHT,
     )
+
+
+def quantized(x: Any, scale: float) -> Any:
+    return x + ((x / scale).round().clamp(-128, 127) * scale - x).detach()
+
+
+@pair(AGREE)
+def fake_quantization_by_hand() -> Any:
+    per_row = lambda x: torch.fake_quantize_per_channel_affine(  # noqa: E731
+        x, torch.full((6,), 0.0625), torch.zeros(6, dtype=torch.int32), 0, -128, 127
+    )
+    of_torch = lambda x: (torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127), per_row(x))  # noqa: E731
+    return of_torch, lambda x: (quantized(x, 0.05), quantized(x, 0.0625)), X
+
+
+@pair(ANOTHER, "fake_quantize_per_tensor_affine_cachemask")
+def fake_quantization_with_another_scale() -> Any:
+    of_torch = lambda x: torch.fake_quantize_per_tensor_affine(x, 0.05, 0, -128, 127)  # noqa: E731
+    return of_torch, lambda x: quantized(x, 0.050001), X
+
+
+REAL_TOKENS = REAL.float()
+
+
+@pair(AGREE)
+def mask_that_only_one_side_differentiates() -> Any:
+    def chosen(x: Any, mask: Any) -> Any:
+        return torch.where(mask[..., None] == 0, 0, x).sum(1) / (mask != 0).sum(1, keepdim=True)
+
+    averaged = lambda x, mask: (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # noqa: E731
+    return averaged, chosen, (draw(2, 9, 8, dtype=FLOAT), REAL_TOKENS)

@@ -25,6 +25,22 @@ def _int4(call: Call, side: Side) -> Any:
     return side.of(x) @ side.convert(call.op(unit, packed, group, scales))
 
 
+@rule(
+    "fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", own=True,
+)  # fmt: skip
+def _fake_quantized(call: Call, side: Side) -> Any:
+    """The nearest multiple of a scale between two ends, and which elements lie between them."""
+    x = side.of(call.args[0])
+    scale, zero = (side.lift(value) for value in call.args[1:3])
+    if "channel" in call.name:
+        layout = [-1 if d == call.args[3] % x.dim() else 1 for d in range(x.dim())]
+        scale, zero = scale.view(layout), zero.view(layout)
+    whole = (x / scale).round() + zero
+    low, high = (call.argument(name) for name in ("quant_min", "quant_max"))
+    return [(whole.clamp(low, high) - zero) * scale, None]
+
+
 @rule("_scaled_mm", "_scaled_mm_v2")
 def _scaled(call: Call, side: Side) -> Any:
     """A product of float8 matrices with a scale for all, one per row and one per column, or lists of such."""

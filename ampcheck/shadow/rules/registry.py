@@ -22,13 +22,19 @@ FOLLOWING: set[str] = set()
 """Ops whose rule takes a decision of the run, or its side of a kink; by the op itself *exact* takes its own."""
 
 
-def rule(*names: str, follows: bool = False) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of ops. follows: it does so only to follow a decision of the run."""
+OWN: dict[str, Rule] = {}
+"""Rules by which *exact* takes decisions of its own, of ops whose kernels for float64 compute in float32 inside."""
+
+
+def rule(*names: str, follows: bool = False, own: bool = False) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of ops. follows: it does so only to follow a decision of the run. own: it takes
+    decisions of its own."""
+    table = OWN if own else RULES
 
     def register(function: Rule) -> Rule:
         for name in names:
-            assert name not in RULES, f"two rules for {name}"
-            RULES[name] = function
+            assert name not in table, f"two rules for {name}"
+            table[name] = function
         if follows:
             FOLLOWING.update(names)
         return function
