@@ -12,8 +12,8 @@ import torch
 from ampcheck.autocast.asked import on_cpu_or_cuda
 from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
-from ampcheck.catalog.causes import with_causes
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.causes import with_causes
 from ampcheck.checks.selection import select_checks, with_selected
 from ampcheck.compiled.accuracy import checks as accuracy_checks
 from ampcheck.compiled.graph import checks as graph_checks

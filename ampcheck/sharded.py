@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, but not to type checkers
 from torch.multiprocessing.spawn import spawn
 
-from ampcheck.catalog.training import REDUCE_PRECISION
+from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.exit import exit_without_teardown
 from ampcheck.core.formats import format_of
@@ -22,11 +22,12 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, merge
 from ampcheck.facts.memory import roundoff
 from ampcheck.outcome.raising import verify
+from ampcheck.records.reductions import CollectiveStats
 from ampcheck.torchtools.storage import local, placements
 from ampcheck.training.distributed.collectives import CollectiveWatch
 from ampcheck.training.distributed.policies import FollowedPolicies
 from ampcheck.training.distributed.ranks import gather, gather_runs
-from ampcheck.training.distributed.sums import CollectiveStats, compare_sums
+from ampcheck.training.distributed.sums import compare_sums
 from ampcheck.watch import watched
 
 _TURNED = 2.0

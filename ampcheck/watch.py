@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ampcheck.autocast.emulate import arm_of
-from ampcheck.catalog.causes import with_causes
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.causes import with_causes
 from ampcheck.checks.selection import broken_extensions
 from ampcheck.compiled.graph.checks import COMPILER_CHECKS
 from ampcheck.core.arguments import parse_choice, parse_integer, show

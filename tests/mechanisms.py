@@ -99,35 +99,35 @@ _SHADOW: dict[str, Mechanism] = {
 }
 
 _TRAINING: dict[str, Mechanism] = {
-    "gradient-underflow": Mechanism("gradients that vanish", {"training.gradients.checks:check_gradients": NONE}),
-    "scale-invariance": Mechanism(
-        "steps that depend on the scale", {"training.scale.invariance:check_invariance": NONE}
-    ),
+    "gradient-underflow": Mechanism("gradients that vanish", {"checks.training.gradient_underflow:check": NONE}),
+    "scale-invariance": Mechanism("steps that depend on the scale", {"checks.training.scale_invariance:check": NONE}),
     "finite": Mechanism(
         "losses and weights that are not finite",
         {"checks.range.overflow:_of_losses": NONE, "checks.range.nonfinite_gradient:_of_weights": NONE},
     ),
     "loss-beside-exact": Mechanism("losses beside float64", {"checks.dtype.loss_dtype:nonfinite": NONE}),
-    "loss-scale-window": Mechanism("scales outside of the window", {"training.scale.checks:_against_window": NONE}),
-    "collapse": Mechanism("scales that collapse", {"training.scale.settling:collapse": NONE}),
-    "call-order": Mechanism("the order of scaler calls", {"training.protocol.checks:_Order.breaches": Gives(())}),
-    "never-cleared": Mechanism(
-        "gradients that are never cleared", {"training.protocol.order:never_cleared": Gives(())}
+    "loss-scale-window": Mechanism(
+        "scales outside of the window", {"checks.training.loss_scale:_against_window": NONE}
     ),
-    "stepped-first": Mechanism("schedulers that step first", {"training.protocol.order:stepped_first": NOTHING}),
-    "without-gradients": Mechanism("steps without gradients", {"training.protocol.order:without_gradients": NOTHING}),
-    "refused-calls": Mechanism("calls that GradScaler refuses", {"training.protocol.checks:_refused": Gives(())}),
-    "missing-scaler": Mechanism("float16 without a scaler", {"training.protocol.checks:_missing_scaler": NONE}),
-    "scheduler-skip": Mechanism("schedulers of skipped steps", {"training.protocol.checks:check_scheduler_skip": NONE}),
-    "checkpoints": Mechanism(
-        "checkpoints and when they are loaded", {"training.checkpoints:check_checkpoint_events": NONE}
+    "collapse": Mechanism("scales that collapse", {"checks.training.loss_scale:_collapse": NONE}),
+    "call-order": Mechanism(
+        "the order of scaler calls", {"checks.training.scaler_protocol:_Order.breaches": Gives(())}
     ),
-    "resume": Mechanism("runs that do not resume", {"training.resume:check_resume": NONE}),
-    "stagnation": Mechanism("updates that are lost", {"training.stagnation.stagnation:_of_role": Gives(())}),
+    "never-cleared": Mechanism("gradients that are never cleared", {"checks.training._order:never_cleared": Gives(())}),
+    "stepped-first": Mechanism("schedulers that step first", {"checks.training._order:stepped_first": NOTHING}),
+    "without-gradients": Mechanism("steps without gradients", {"records.protocol:without_gradients": NOTHING}),
+    "refused-calls": Mechanism(
+        "calls that GradScaler refuses", {"checks.training.scaler_protocol:_refused": Gives(())}
+    ),
+    "missing-scaler": Mechanism("float16 without a scaler", {"checks.training.scaler_protocol:_missing_scaler": NONE}),
+    "scheduler-skip": Mechanism("schedulers of skipped steps", {"checks.training.scheduler_skip:check": NONE}),
+    "checkpoints": Mechanism("checkpoints and when they are loaded", {"checks.training.resume:_of_calls": NONE}),
+    "resume": Mechanism("runs that do not resume", {"checks.training.resume:_of_run": NONE}),
+    "stagnation": Mechanism("updates that are lost", {"checks.training.stagnation:_of_role": Gives(())}),
     "forecast": Mechanism("where averages and sums stop", {"training.stagnation.forecast:stops": Gives({})}),
     "random-rounding": Mechanism("stochastic rounding", {"training.stagnation.updates:rounds_at_random": NO}),
-    "running-sums": Mechanism("running sums in 16 bits", {"training.reductions.checks:_sums": Gives(())}),
-    "norms": Mechanism("norms in 16 bits", {"training.reductions.checks:_norms": Gives(())}),
+    "running-sums": Mechanism("running sums in 16 bits", {"checks.training.reduce_precision:_sums": Gives(())}),
+    "norms": Mechanism("norms in 16 bits", {"checks.training.reduce_precision:_norms": Gives(())}),
     "master-weights": Mechanism("weights without masters", {"checks.dtype.master_weights:check": NONE}),
     "optimizer-state": Mechanism("dtypes of optimizer state", {"checks.dtype.optimizer_state:check": NONE}),
     "vanished-moments": Mechanism(
@@ -138,10 +138,10 @@ _TRAINING: dict[str, Mechanism] = {
         },
     ),
     "buffers": Mechanism("dtypes of buffers", {"checks.dtype.buffer_dtype:check": NONE}),
-    "tf32": Mechanism("precision flags", {"training.tf32.settings:check_tf32": NONE}),
-    "cut-operands": Mechanism("float32 operands whose bits are cut", {"training.tf32.operands:check_operands": NONE}),
-    "rank-sums": Mechanism("sums over ranks in 16 bits", {"training.distributed.checks:_collectives": NONE}),
-    "rank-states": Mechanism("ranks that differ", {"training.distributed.checks:_states": Gives(())}),
+    "tf32": Mechanism("precision flags", {"checks.training.tf32:_of_machine": NONE}),
+    "cut-operands": Mechanism("float32 operands whose bits are cut", {"checks.training.tf32:_of_operands": NONE}),
+    "rank-sums": Mechanism("sums over ranks in 16 bits", {"checks.training.reduce_precision:_collectives": NONE}),
+    "rank-states": Mechanism("ranks that differ", {"checks.autocast.autocast_state:_of_ranks": Gives(())}),
     "sharding-policies": Mechanism(
         "mixed-precision policies of FSDP", {"training.distributed.policies:FollowedPolicies.findings": Gives(())}
     ),

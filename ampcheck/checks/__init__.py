@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
@@ -82,18 +82,7 @@ def _own() -> tuple[Registered, ...]:
         for m in pkgutil.iter_modules(family.__path__)
         if m.name[0] != "_"
     ]
-    return (*(Registered(module.CHECK, module) for module in map(import_module, names)), *_without_files())
-
-
-def _without_files() -> Iterator[Registered]:
-    """The checks that are declared in `ampcheck.catalog`."""
-    from ampcheck.catalog import training
-
-    modules = {training: 600}
-    for module, order in modules.items():
-        declared = [check for check in vars(module).values() if isinstance(check, Check)]
-        for number, check in enumerate(declared):
-            yield Registered(replace(check, order=order + number), None)
+    return tuple(Registered(module.CHECK, module) for module in map(import_module, names))
 
 
 def needing(record: str) -> tuple[str, ...]:

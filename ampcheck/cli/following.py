@@ -76,8 +76,8 @@ class Following:
         if self._stage == _LOADING:
             return None
         from ampcheck.autocast.device import place
-        from ampcheck.catalog.causes import with_causes
         from ampcheck.checks.always.coverage import CHECK as COVERAGE
+        from ampcheck.checks.causes import with_causes
         from ampcheck.core.environment import environment
         from ampcheck.core.run import merge
 

@@ -105,7 +105,7 @@ class Finding:
     `code` is the source line at `where`, empty where it is not known; `excerpt` the lines around it. `accepted` is why
     the repository accepts the finding, and where it says so. `reproduce` is the command that finds this one again.
     `subject` ends with the `arm` in brackets, unless it is empty: `model [float16, eager]`. `kind` tells the mistakes
-    of one check apart where causes depend on it (`ampcheck.catalog.causes`); `names` are the tensors, and the lines
+    of one check apart where causes depend on it (`ampcheck.checks.causes`); `names` are the tensors, and the lines
     such as `model.py:12`, that the finding is about besides `where`.
     """
 

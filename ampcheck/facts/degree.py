@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from ampcheck.records.invariance import Place
+
 _SLIGHT = 2.0**-11
 """What changes a result by less than the roundoff of float16 is no term of it, as an eps beside a norm."""
-
-Place: TypeAlias = "tuple[str, int | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +66,7 @@ class Degree:
         return Degree(sums, place, self.mixed or other.mixed, self.known and other.known)
 
 
-RETURNED = "what the step returns"
 """The value of a step, as distinct from a gradient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dependence:
-    """What depends on the loss scale. what: it in words. name: of the parameter, if any. powers: those of each scale by
-    which it is multiplied, empty for a sum of different degrees. place: the line that made it so."""
-
-    what: str
-    name: str
-    step: int
-    powers: tuple[float, ...]
-    place: Place
 
 
 NOWHERE: Place = ("", None)

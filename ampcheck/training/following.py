@@ -17,18 +17,13 @@ import torch
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions
 from ampcheck.records.faults import OVERFLOW
+from ampcheck.records.protocol import same_loss
 from ampcheck.records.state import Role
 from ampcheck.torchtools.private import NO_DISPATCH
 from ampcheck.torchtools.storage import local
 from ampcheck.training.gradients.watch import GradientWatch
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import (
-    LoopShadow,
-    Resident,
-    TrainingLoop,
-    first_nonfinite,
-    same_loss,
-)
+from ampcheck.training.loop import LoopShadow, Resident, TrainingLoop, first_nonfinite
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.sums import ReductionWatch
 from ampcheck.training.scale.degrees import Degrees

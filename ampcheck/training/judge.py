@@ -10,13 +10,21 @@ from itertools import count
 import torch
 
 from ampcheck.autocast.judge import judge_use
-from ampcheck.catalog import training as of_loops
-from ampcheck.catalog.causes import with_causes
 from ampcheck.checks import added, findings, for_kind
+from ampcheck.checks.causes import with_causes
 from ampcheck.checks.dtype.buffer_dtype import CHECK as BUFFER_DTYPE
 from ampcheck.checks.dtype.loss_dtype import CHECK as LOSS_DTYPE
 from ampcheck.checks.dtype.master_weights import CHECK as MASTER_WEIGHTS
 from ampcheck.checks.dtype.optimizer_state import CHECK as OPTIMIZER_STATE
+from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
+from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
+from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
+from ampcheck.checks.training.resume import CHECK as RESUME
+from ampcheck.checks.training.scale_invariance import CHECK as SCALE_INVARIANCE
+from ampcheck.checks.training.scaler_protocol import CHECK as SCALER_PROTOCOL
+from ampcheck.checks.training.scheduler_skip import CHECK as SCHEDULER_SKIP
+from ampcheck.checks.training.stagnation import CHECK as STAGNATION
+from ampcheck.checks.training.tf32 import CHECK as TF32
 from ampcheck.core.arguments import parse_checks, parse_integer
 from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
@@ -27,27 +35,24 @@ from ampcheck.core.progress import SILENT, Listener, Progress
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where, merge
 from ampcheck.core.subject import Kind, as_subject
 from ampcheck.outcome.raising import verify
+from ampcheck.records.protocol import Act, ProtocolStats, StepError, applied_nonfinite, steps_past_scaler
+from ampcheck.records.reductions import Drift
+from ampcheck.records.resume import SavedStates
 from ampcheck.torchtools.batches import played
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
-from ampcheck.training.checkpoints import check_checkpoint_events
-from ampcheck.training.distributed.checks import check_distributed, check_replicas, sums_table
+from ampcheck.training.distributed.checks import judge_replicas, sums_table
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
-from ampcheck.training.distributed.replicas import Drift, compare_ranks
+from ampcheck.training.distributed.replicas import compare_ranks
 from ampcheck.training.gradients import checks as of_gradients
-from ampcheck.training.loop import STEPS, StepError, TrainingLoop, quiet
+from ampcheck.training.loop import STEPS, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
-from ampcheck.training.protocol import checks as of_calls
-from ampcheck.training.protocol.events import Act, ProtocolStats
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.reductions.checks import check_reductions, reduction_table
-from ampcheck.training.resume import check_resume, measure_resume, resume_table
+from ampcheck.training.reductions.checks import reduction_table
+from ampcheck.training.resume import measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
-from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.invariance import check_invariance
-from ampcheck.training.stagnation.stagnation import check_stagnation
 from ampcheck.training.stagnation.tables import stagnation_tables
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
@@ -56,9 +61,9 @@ from ampcheck.training.values import VALUES, with_values
 _FOLLOWED = frozenset(VALUES) | frozenset(
     str(check)
     for check in (
-        *(of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL, of_loops.STAGNATION),
-        *(of_loops.REDUCE_PRECISION, OPTIMIZER_STATE, LOSS_DTYPE),
-        *(MASTER_WEIGHTS, of_loops.SCALE_INVARIANCE),
+        *(GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, STAGNATION),
+        *(REDUCE_PRECISION, OPTIMIZER_STATE, LOSS_DTYPE),
+        *(MASTER_WEIGHTS, SCALE_INVARIANCE),
     )
 )
 """The checks that compare what steps compute."""
@@ -139,14 +144,14 @@ def _gradients(context: Context) -> Run:
     skipped = context.overflowed if skipped is None else skipped
     first_op = seen.place(skipped) if skipped is not None else None
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
-    judged = [f for scale in scales for f in check_loss_scale(scale, limits)]
+    judged = [f for scale in scales for f in findings(scale, limits)]
     if stats.skipped:
-        why = of_loops.LOSS_SCALE.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
+        why = LOSS_SCALE.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
     tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
     charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]
     return Run(
-        findings=(*of_gradients.check_gradients(stats, limits), *judged),
+        findings=(*findings(stats, limits, (GRADIENT_UNDERFLOW.slug,)), *judged),
         coverage=stats.coverage,
         tables=tuple(table for table in tables if table is not None),
         charts=tuple(chart for chart in charts if chart is not None),
@@ -157,12 +162,14 @@ def _updates(context: Context) -> Run:
     stats = context.seen.updates
     if stats is None:
         return Run()
-    return _run(check_stagnation(stats, context.limits), coverage=stats.coverage, tables=stagnation_tables(stats))
+    return _run(
+        findings(stats, context.limits, (STAGNATION.slug,)), coverage=stats.coverage, tables=stagnation_tables(stats)
+    )
 
 
 def _scales(context: Context) -> Run:
     stats = context.seen.scales
-    return Run() if stats is None else _run(check_invariance(stats, context.seen.events))
+    return Run() if stats is None else _run(findings(stats, context.limits))
 
 
 def _added_checks() -> tuple[str, ...]:
@@ -188,8 +195,8 @@ def _calls(context: Context) -> ProtocolStats:
         gradients.lost if gradients else None,
         seen.stopped,
         scales.invariant if scales else None,
-        applied=of_calls.applied_nonfinite(seen.events) or None,
-        damage=of_gradients.damage_text(gradients, context.limits) if gradients else "",
+        applied=applied_nonfinite(seen.events) or None,
+        damage=gradients.damage_text(context.limits) if gradients else "",
         format=gradients.format if gradients else "",
         scalers=tuple(context.loop.scalers),
     )
@@ -198,12 +205,12 @@ def _calls(context: Context) -> ProtocolStats:
 def _protocol(context: Context) -> Run:
     """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
     seen, stats = context.seen, _calls(context)
-    of_schedulers = of_loops.SCHEDULER_SKIP.slug in context.wanted
+    of_schedulers = SCHEDULER_SKIP.slug in context.wanted
     scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
     scaler_steps = [event for event in seen.events if event.act is Act.SCALER_STEP]
     skipped = any(event.skipped for event in scaler_steps)
     scaled = any(event.enabled for event in scaler_steps)
-    direct = of_calls.steps_past_scaler(seen.events) and not stats.applied
+    direct = steps_past_scaler(seen.events) and not stats.applied
     skipping = stats
     if context.start is not None and agreed(direct or (scheduled and scaled and not skipped)):
         checked = any(e.act in (Act.UNSCALE, Act.SCALER_STEP) and e.enabled for e in seen.events)
@@ -211,9 +218,9 @@ def _protocol(context: Context) -> Run:
         if scheduled and not skipped:
             skipping = replace(stats, events=tuple(trial.events), injected=trial.overflowed)
         if direct and trial.overflowed is not None:
-            stats = replace(stats, applied=of_calls.applied_nonfinite(trial.events), injected=trial.overflowed)
-    findings = of_calls.check_protocol(stats, context.limits)
-    return _run([*findings, *(of_calls.check_scheduler_skip(skipping) if of_schedulers else ())])
+            stats = replace(stats, applied=applied_nonfinite(trial.events), injected=trial.overflowed)
+    judged = findings(stats, context.limits, (SCALER_PROTOCOL.slug,))
+    return _run([*judged, *(findings(skipping, context.limits, (SCHEDULER_SKIP.slug,)) if of_schedulers else ())])
 
 
 def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
@@ -228,17 +235,17 @@ def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Rec
 
 
 def _resuming(context: Context) -> Run:
-    events = check_checkpoint_events(context.seen.events, context.loop.name)
+    limits, saved = context.limits, SavedStates(context.loop.name, context.seen.events)
     assert context.start is not None
     stats = measure_resume(context.loop, context.start)
-    return _run([*events, *check_resume(stats)], tables=resume_table(stats))
+    return _run([*findings(saved, limits), *findings(stats, limits)], tables=resume_table(stats))
 
 
 def _replicas(context: Context) -> Run:
     """What ranks hold alike stays alike."""
     seen = context.seen
     context.drift, coverage = compare_ranks(seen.replicas)
-    return _run(check_replicas(seen.subject, context.drift, seen.events), coverage=coverage)
+    return _run(judge_replicas(seen.subject, context.drift, seen.events), coverage=coverage)
 
 
 def _reductions(context: Context) -> Run:
@@ -246,13 +253,13 @@ def _reductions(context: Context) -> Run:
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
-        findings, table = check_distributed(ranks, context.limits, context.drift), sums_table(ranks)
-        return _run(findings, (table,) if table else (), ranks.coverage)
+        judged, table = findings(replace(ranks, drift=context.drift), context.limits), sums_table(ranks)
+        return _run(judged, (table,) if table else (), ranks.coverage)
     stats = context.seen.sums
     if stats is None:
         return Run()
     table = reduction_table(stats)
-    return _run(check_reductions(stats, context.limits), (table,) if table else ())
+    return _run(findings(stats, context.limits), (table,) if table else ())
 
 
 def _state_dtypes(context: Context) -> Run:
@@ -275,7 +282,7 @@ def _state_dtypes(context: Context) -> Run:
 
 def _confounders(context: Context) -> Run:
     stats = of_settings.measure_confounders(torch.device(context.device))
-    return _run(of_settings.check_tf32(stats, context.limits), tables=(of_settings.confounders_table(stats),))
+    return _run(findings(stats, context.limits, (TF32.slug,)), tables=(of_settings.confounders_table(stats),))
 
 
 def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: Coverage | None = None) -> Run:
@@ -283,15 +290,15 @@ def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: 
 
 
 STAGES = (
-    Stage("gradients", (of_loops.GRADIENT_UNDERFLOW, of_loops.LOSS_SCALE, of_loops.SCALER_PROTOCOL), _gradients),
-    Stage("updates", (of_loops.STAGNATION,), _updates),
-    Stage("loss scales", (of_loops.SCALE_INVARIANCE,), _scales),
-    Stage("a skipped step", (of_loops.SCALER_PROTOCOL, of_loops.SCHEDULER_SKIP), _protocol, needs_step=False),
-    Stage("resuming", (of_loops.RESUME,), _resuming, repeats=True),
-    Stage("replicas", (of_loops.REDUCE_PRECISION, of_loops.SCALER_PROTOCOL), _replicas),
-    Stage("reductions", (of_loops.REDUCE_PRECISION,), _reductions, repeats=True),
+    Stage("gradients", (GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL), _gradients),
+    Stage("updates", (STAGNATION,), _updates),
+    Stage("loss scales", (SCALE_INVARIANCE,), _scales),
+    Stage("a skipped step", (SCALER_PROTOCOL, SCHEDULER_SKIP), _protocol, needs_step=False),
+    Stage("resuming", (RESUME,), _resuming, repeats=True),
+    Stage("replicas", (REDUCE_PRECISION, SCALER_PROTOCOL), _replicas),
+    Stage("reductions", (REDUCE_PRECISION,), _reductions, repeats=True),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
-    Stage("confounders", (of_loops.TF32,), _confounders, needs_step=False, repeats=True),
+    Stage("confounders", (TF32,), _confounders, needs_step=False, repeats=True),
     Stage("checks of other packages", (), _added, needs_step=False),
 )
 """In their order: later stages use the results of earlier ones."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ampcheck.catalog.training import REDUCE_PRECISION, RESUME, SCALE_INVARIANCE, TF32
 from ampcheck.checks import REGISTRY, added
+from ampcheck.checks import findings as findings_of
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
+from ampcheck.checks.training.resume import CHECK as RESUME
+from ampcheck.checks.training.scale_invariance import CHECK as SCALE_INVARIANCE
+from ampcheck.checks.training.tf32 import CHECK as TF32
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.core.subject import Kind
@@ -16,14 +20,14 @@ from ampcheck.numerics.checks import observable
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import block_run, measure_block
 from ampcheck.records.numerics import NumericsStats
+from ampcheck.records.resume import SavedStates
 from ampcheck.torchtools.pytree import tensors
-from ampcheck.training.checkpoints import check_checkpoint_events
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
-from ampcheck.training.reductions.checks import check_reductions, reduction_stats, reduction_table
+from ampcheck.training.reductions.checks import reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
-from ampcheck.training.tf32.operands import check_operands, measure_operands
+from ampcheck.training.tf32.operands import measure_operands
 from ampcheck.training.values import together
 
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
@@ -49,7 +53,7 @@ def judge_running(training: TrainingWatch, plan: Plan) -> Run:
     context.seen = seen
     observed = [f for f in check_observed(replace(seen, stopped=None)) if f.verdict is not Verdict.PASS]
     findings = [*observed, *judge_finite(context, [seen.losses[number] for number in training.known])]
-    findings += check_checkpoint_events(seen.events, loop.name)
+    findings += findings_of(SavedStates(loop.name, seen.events), plan.limits)
     if training.stopper.ignored:
         findings.append(COVERAGE.incomplete(loop.name, _RAN_ON, hint=_CATCHES))
     findings.append(RESUME.skip(loop.name, f"not judged: {_REPEAT}"))
@@ -95,7 +99,10 @@ def judge_call(function: Callable[[Runner], object], subject: str, plan: Plan) -
     with training.watching():
         products = measure_operands(lambda: function(run), subject)
     sums = reduction_stats(training.following.sums, training.following.lineage, subject)
-    judged = [*check_reductions(sums, plan.limits), *check_operands(products, plan.limits)]
+    judged = [
+        *findings_of(sums, plan.limits, (REDUCE_PRECISION.slug,)),
+        *findings_of(products, plan.limits, (TF32.slug,)),
+    ]
     coverage = Coverage(unseen=unfollowed(shadow))
     maps: tuple[ModelMap, ...] = ()
     if shadow.judge is not None:

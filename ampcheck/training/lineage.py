@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ampcheck.core.errors import OP_ERRORS, brief
 from ampcheck.core.formats import format_of
 from ampcheck.facts.linear import Form, LinearFacts, Operand, combined, itself, mixed
 from ampcheck.facts.memory import dtype_name
+from ampcheck.records.stagnation import Decay, VanishedConstant
 from ampcheck.records.state import Role
 from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves
 from ampcheck.torchtools.private import backward_task, without_modes
@@ -40,27 +41,6 @@ _DECAYED = 0.5
 """Of the part that a parameter takes of another tensor, how much a decay may take away in the same step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decay:
-    """What multiplications by a factor just below 1 do on their own, with nothing added: of `looked` elements that they
-    change in float32 `stuck` hold the same value afterwards."""
-
-    factor: float = 1.0
-    looked: int = 0
-    stuck: int = 0
-    op: str = ""
-
-    def __add__(self, other: Decay) -> Decay:
-        if not other.looked:
-            return self
-        return replace(other, looked=self.looked + other.looked, stuck=self.stuck + other.stuck)
-
-    @property
-    def share(self) -> float:
-        """The share of the elements that it leaves as they are."""
-        return self.stuck / self.looked if self.looked else 0.0
-
-
 @dataclass(slots=True)
 class Written:
     """What was seen of one tensor within a step: the last op that wrote to it, and the line of the first one,
@@ -70,21 +50,6 @@ class Written:
     file: str = ""
     line: int | None = None
     decay: Decay = field(default_factory=Decay)
-
-
-@dataclass(slots=True)
-class VanishedConstant:
-    """A constant that is zero in the format of what it is added to. of: the names of the tensors that this is made of.
-    zeros: how many results were exactly zero. option: which option of an optimizer has this value (`eps`), else ""."""
-
-    constant: float
-    dtype: str
-    op: str
-    file: str
-    line: int | None
-    zeros: int = 0
-    of: tuple[str, ...] = ()
-    option: str = ""
 
 
 class Lineage(OpSubscriber):

@@ -19,6 +19,7 @@ from ampcheck.core.errors import as_result, brief, message_of, require_ran
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Subject
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.protocol import StepError
 from ampcheck.records.state import Role
 from ampcheck.shadow import Shadow
 from ampcheck.shadow.explain import trail_of
@@ -55,28 +56,11 @@ class Resident:
     tensor: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StepError:
-    """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float).
-
-    The exception itself is not stored: its traceback keeps every local of the step alive, tensors and graphs included.
-    rank: of the process, where it is another one. op: the method of a GradScaler that raised.
-    """
-
-    step: int
-    kind: str
-    message: str
-    file: str = ""
-    line: int | None = None
-    rank: int | None = None
-    op: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException, step: int) -> StepError:
-        """The step that an exception of the user's code ended."""
-        of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        kind = "memory" if of_memory or "can't allocate memory" in message_of(error) else "raised"
-        return cls(step, kind, brief(error), *users_place(error), op=scaler_method(error))
+def ended_by(error: BaseException, step: int) -> StepError:
+    """The step that an exception of the user's code ended."""
+    of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    kind = "memory" if of_memory or "can't allocate memory" in message_of(error) else "raised"
+    return StepError(step, kind, brief(error), *users_place(error), op=scaler_method(error))
 
 
 class TrainingLoop:
@@ -242,7 +226,7 @@ class TrainingLoop:
         try:
             value = require_ran(self.step(number), f"step({number}) of {self.name}")
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; the run reports it
-            return StepError.of(as_result(error), number)
+            return ended_by(as_result(error), number)
         if hasattr(value, "item") and hasattr(value, "shape") and math.prod(value.shape) == 1:
             with suppress(RuntimeError, TypeError):  # one on meta has no value
                 value = value.item()
@@ -297,11 +281,6 @@ def inner_optimizer(value: object) -> Any:
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
     """The parameters in the groups of an optimizer."""
     return chain.from_iterable(map(itemgetter("params"), optimizer.param_groups))
-
-
-def same_loss(first: float, second: float) -> bool:
-    """Whether two runs of one step returned the same value, NaN for NaN."""
-    return first == second or (math.isnan(first) and math.isnan(second))
 
 
 class LoopShadow(Shadow):

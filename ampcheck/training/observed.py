@@ -9,35 +9,36 @@ from typing import Any
 
 from ampcheck.autocast.missing import NEEDS_CUDA, not_imitated
 from ampcheck.autocast.placement import is_open
-from ampcheck.catalog.training import (
-    GRADIENT_UNDERFLOW,
-    LOSS_SCALE,
-    RESUME,
-    SCALE_INVARIANCE,
-    SCALER_PROTOCOL,
-    STAGNATION,
-)
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.dtype.loss_dtype import CHECK as LOSS_DTYPE
 from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
+from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
+from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
+from ampcheck.checks.training.resume import CHECK as RESUME
+from ampcheck.checks.training.scale_invariance import CHECK as SCALE_INVARIANCE
+from ampcheck.checks.training.scaler_protocol import CHECK as SCALER_PROTOCOL
+from ampcheck.checks.training.stagnation import CHECK as STAGNATION
 from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.measure import unfollowed
 from ampcheck.numerics.observe import measure_block
+from ampcheck.records.gradients import GradientStats
+from ampcheck.records.invariance import InvarianceStats
 from ampcheck.records.numerics import NumericsStats
+from ampcheck.records.protocol import Act, Event, StepError, all_skipped, without_gradients
+from ampcheck.records.reductions import ReductionStats
+from ampcheck.records.stagnation import StagnationStats
 from ampcheck.records.state import Role, StateDtypeStats
 from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
-from ampcheck.training.gradients.watch import FUNCTIONAL, GradientStats
-from ampcheck.training.loop import StepError, TrainingLoop, parameters_of, quiet
-from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.protocol.order import all_skipped, without_gradients
+from ampcheck.training.gradients.watch import FUNCTIONAL
+from ampcheck.training.loop import TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
-from ampcheck.training.scale.invariance import InvarianceStats, measure_invariance
-from ampcheck.training.stagnation.stagnation import StagnationStats, stagnation_stats
+from ampcheck.training.reductions.checks import reduction_stats
+from ampcheck.training.scale.invariance import measure_invariance
+from ampcheck.training.stagnation.stagnation import stagnation_stats
 from ampcheck.training.state_dtypes.measure import measure_state_dtypes
 
 _LISTED = 3

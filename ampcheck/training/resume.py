@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.catalog.training import RESUME
+from ampcheck.checks.training.resume import CHECK as RESUME
 from ampcheck.core.errors import as_result, brief, require_ran
-from ampcheck.core.run import Finding, Table, Where
+from ampcheck.core.run import Table
 from ampcheck.facts.memory import dtype_name
 from ampcheck.facts.norms import distance
+from ampcheck.records.protocol import StepError, same_loss
+from ampcheck.records.resume import NOT_DECLARED, UNIT, Difference, ResumeStats
 from ampcheck.records.state import Role
 from ampcheck.torchtools.restore import random_state_key
 from ampcheck.torchtools.saving import generator_state
@@ -23,10 +25,7 @@ from ampcheck.torchtools.snapshot import Snapshot, generators_only
 from ampcheck.torchtools.source import users_place
 from ampcheck.torchtools.storage import local
 from ampcheck.training.distributed.ranks import agreed, gather, rank, settled
-from ampcheck.training.loop import StepError, TrainingLoop, same_loss
-
-_LISTED = 3
-_UNIT = "relative difference"
+from ampcheck.training.loop import TrainingLoop
 
 _OF_ROLE = {
     Role.PARAMETER: "weights",
@@ -34,62 +33,6 @@ _OF_ROLE = {
     Role.BUFFER: "buffers",
     Role.COPY: "copies of weights",
 }
-
-_SINGULAR = ("scaler", "scheduler", "optimizer state")
-
-_HINTS = {
-    "scaler": "save scaler.state_dict() and load it with scaler.load_state_dict()",
-    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
-    "optimizer settings": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
-    "scheduler": "save scheduler.state_dict() and load it with scheduler.load_state_dict()",
-    "weights": "save model.state_dict() (in the dtype in which it is trained) and load it with model.load_state_dict()",
-    "buffers": "save model.state_dict(), and register buffers as persistent",
-    "copies of weights": "save the state_dict() of the copy (an EMA, say) and load it with load_state_dict()",
-}
-
-NOT_DECLARED = (
-    "the mapping declares no way to save and load: add 'save' (a function without arguments that returns a checkpoint) "
-    "and 'load' (a function of that checkpoint)"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A part in which two runs differ, to the bit.
-
-    what: `weights`, `optimizer state`, `buffers`, `copies of weights`, `scaler`, `scheduler`, `optimizer settings` or
-    `losses`. names: which of them. detail: one of them, with both values. size: the largest relative difference, in
-    the Euclidean norm; infinite where one is missing.
-    """
-
-    what: str
-    names: tuple[str, ...]
-    detail: str = ""
-    size: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeStats:
-    """An uninterrupted run of 2 * steps steps compared with one that was interrupted in the middle.
-
-    skipped: why nothing was compared.
-    raised: what `save`, `load` or the first steps after them raised.
-    forgotten: what differs right after the checkpoint was loaded from what was saved.
-    differences: what differs in the end, although random numbers and accumulated gradients were restored for the
-    loop. unaided: the same where they were not; empty where that makes no difference.
-    drew: whether the uninterrupted run draws random numbers. accumulating: whether gradients were not zero at the
-    interruption.
-    """
-
-    subject: str
-    steps: int
-    skipped: str = ""
-    raised: str = ""
-    forgotten: tuple[Difference, ...] = ()
-    differences: tuple[Difference, ...] = ()
-    unaided: tuple[Difference, ...] = ()
-    drew: bool = False
-    accumulating: bool = False
 
 
 _State: TypeAlias = dict[tuple[str, str], Any]
@@ -311,56 +254,6 @@ def _short(value: object) -> str:
     return f"{value:.9g}" if isinstance(value, float) else f"{value!r:.40}"
 
 
-def check_resume(stats: ResumeStats) -> list[Finding]:
-    """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
-    subject, steps = stats.subject, stats.steps
-    if stats.skipped == NOT_DECLARED:
-        return [RESUME.skip(subject, stats.skipped)]
-    if stats.skipped:
-        hint = "let step(i) depend on i and on what save() keeps, and come to its end"
-        return [RESUME.incomplete(subject, stats.skipped, hint=hint)]
-    requirement = f"{2 * steps} steps with a checkpoint after {steps} must end as they do without"
-    if stats.raised:
-        hint = "save what torch.save can write, and load it into objects of a new process"
-        return [RESUME.fail(subject, f"{requirement}; {stats.raised}", hint=hint)]
-    wrong = [difference for difference in stats.differences if difference.what != "losses"]
-    if wrong:
-        forgotten = [difference for difference in stats.forgotten if difference.what != "losses"]
-        message = f"{requirement}; {_listed(wrong)}"
-        if forgotten:
-            names = ", ".join(difference.what for difference in forgotten)
-            message += f"; not as saved after loading: {names} ({forgotten[0].detail})"
-            hint = "; ".join(dict.fromkeys(_HINTS[d.what] for d in forgotten if d.what in _HINTS))
-        else:
-            message += "; weights, optimizer, scheduler and scaler were loaded as they were saved"
-            hint = "save what else the step changes: a counter, the position in the data, what accumulates"
-        where, size = Where(phase="update", module=wrong[0].names[0], step=steps), max(d.size for d in wrong)
-        return [RESUME.fail(subject, message, where=where, observed=size, limit=0.0, unit=_UNIT, hint=hint)]
-    if stats.differences:
-        message = f"{requirement}; the weights do, the losses do not: {_listed(stats.differences)}"
-        hint = "what the step returns depends on something that is not saved (a running mean)"
-        return [RESUME.warn(subject, message, hint=hint)]
-    if stats.unaided:
-        what = "gradients that were accumulating at the interruption are not in the checkpoint"
-        hint = "save right after an optimizer step"
-        if stats.drew:
-            what = "the state of the random generators (dropout, the order of the data) is not in the checkpoint"
-            hint = "save torch.get_rng_state() (torch.cuda.get_rng_state_all()), and those of numpy and Python"
-        message = f"{requirement}; {what}: {_listed(stats.unaided)}"
-        return [RESUME.warn(subject, message, where=Where(phase="update", step=steps), hint=hint)]
-    text = f"{2 * steps} steps end in the same weights, optimizer state and scale, bit by bit, with a checkpoint"
-    return [RESUME.passed(subject, f"{text} after {steps}", 2 * steps, observed=0.0, limit=0.0, unit=_UNIT)]
-
-
-def _listed(differences: Iterable[Difference]) -> str:
-    parts = []
-    for difference in differences:
-        count = f" ({len(difference.names)} of them)" if len(difference.names) > 1 else ""
-        verb = "differs" if difference.what in _SINGULAR else "differ"
-        parts.append(f"{difference.what} {verb}{count}, {difference.detail}")
-    return "; ".join(parts[:_LISTED])
-
-
 def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
     """What differed right after loading, and in the end; empty where nothing did."""
     groups = {
@@ -371,6 +264,6 @@ def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
     rows = [(when, d.what, len(d.names), d.size, d.detail) for when, differences in groups.items() for d in differences]
     if not rows or stats.skipped:
         return ()
-    columns = ("when", "what", "how many", _UNIT, "example")
+    columns = ("when", "what", "how many", UNIT, "example")
     title = f"An interrupted run compared with an uninterrupted one: {stats.subject}"
     return (Table(title, columns, rows, RESUME.slug),)

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from ampcheck.core.errors import EnoughSteps, as_result
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.protocol import OF_STEPS
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.closures import globals_of
 from ampcheck.torchtools.private import backward_task, without_modes
@@ -27,9 +28,8 @@ from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.source import drives, hooked, is_users
 from ampcheck.torchtools.storage import is_transformed
 from ampcheck.training.following import Following
-from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
+from ampcheck.training.loop import LoopShadow, TrainingLoop, ended_by
 from ampcheck.training.observed import Observation, Observed
-from ampcheck.training.protocol.events import OF_STEPS
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.stopping import Stopper
 
@@ -267,7 +267,7 @@ class TrainingWatch:
         with without_modes(), torch.no_grad():
             self._step.close()
             if error is not None:
-                self._seen.ended(StepError.of(error, self.recorder.step))
+                self._seen.ended(ended_by(error, self.recorder.step))
             elif any(event.act in OF_STEPS for event in self.recorder.events[self._since :]):
                 if self._loss is not None:
                     self.known.append(self.recorder.step)

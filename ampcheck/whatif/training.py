@@ -19,6 +19,7 @@ from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.progress import Progress
 from ampcheck.core.subject import Kind, Subject, as_subject
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.protocol import StepError
 from ampcheck.records.whatif import TrainingLoss, TrainingWhatIf
 from ampcheck.shadow import Shadow
 from ampcheck.stream.calls import subscribed
@@ -27,7 +28,7 @@ from ampcheck.torchtools.patching import Observer
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
-from ampcheck.training.loop import StepError, TrainingLoop, parameters_of, quiet
+from ampcheck.training.loop import TrainingLoop, parameters_of, quiet
 from ampcheck.training.stopping import ended_after
 from ampcheck.whatif.linear import LinearMode, Products
 from ampcheck.whatif.recipes import PRODUCTS, Recipe, parse_recipes

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import ampcheck
 from ampcheck.autocast.guards.guard import GUARD_CHECKS, judge_call
 from ampcheck.autocast.state import nesting
-from ampcheck.catalog.causes import with_causes
+from ampcheck.checks.causes import with_causes
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, Verdict, collect
 from ampcheck.outcome.raising import with_test

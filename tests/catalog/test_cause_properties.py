@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.catalog.causes import _RULES, with_causes
+from ampcheck.checks.causes import _RULES, with_causes
 from ampcheck.core.arm import Arm
 from ampcheck.core.run import SEVERITY, Finding, Verdict, Where
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampcheck.catalog.causes import with_causes
+from ampcheck.checks.causes import with_causes
 from ampcheck.core.run import Finding, Run, Verdict, Where, followers
 from ampcheck.report.html import render_html
 from ampcheck.report.markdown import comment_of

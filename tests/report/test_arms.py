@@ -9,7 +9,7 @@ from torch import nn
 
 import ampcheck
 from ampcheck import audit
-from ampcheck.catalog.causes import with_causes
+from ampcheck.checks.causes import with_causes
 from ampcheck.core.arm import Arm, armed
 from ampcheck.core.check import Check
 from ampcheck.core.excerpt import name_at

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from ampcheck.records.reductions import ReductionStats
 from ampcheck.shadow import Shadow
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.reductions.checks import ReductionStats, reduction_stats
+from ampcheck.training.reductions.checks import reduction_stats
 from ampcheck.training.reductions.sums import ReductionWatch
 
 

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ampcheck.checks.training.stagnation import check as check_stagnation
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.records.protocol import StepError
+from ampcheck.records.stagnation import StagnationStats
 from ampcheck.training.following import Following
-from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.stagnation.stagnation import StagnationStats, check_stagnation, stagnation_stats
+from ampcheck.training.stagnation.stagnation import stagnation_stats
 from ampcheck.training.stagnation.updates import UpdateWatch
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

@@ -10,7 +10,7 @@ import torch
 from narrow_loops import measured
 from torch import nn
 
-from ampcheck.training.stagnation.updates import TensorUpdates
+from ampcheck.records.stagnation import TensorUpdates
 
 B16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 OBSERVED, STEPS = 4, 10_000

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 from training_loops import amp_loop, demo_loop, mlp, state_of
 
+from ampcheck.checks.training.gradient_underflow import check as check_gradients
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.gradients.checks import check_gradients, gradient_table
-from ampcheck.training.gradients.watch import GradientLoss, GradientStats
+from ampcheck.records.gradients import GradientLoss, GradientStats
+from ampcheck.training.gradients.checks import gradient_table
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 

@@ -12,15 +12,14 @@ from torch import nn
 from ampcheck.checks import findings
 from ampcheck.checks.dtype.loss_dtype import nonfinite as check_loss
 from ampcheck.checks.range import mend_nonfinite
+from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.records.finite import FiniteStats
+from ampcheck.records.scales import GradientHistogram, LossScaleStats, ScalerStep, scale_window
 from ampcheck.training.judge import judge_training
-from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
-from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats, ScalerStep
 
 FALLING = tuple(ScalerStep(i, 2.0 ** (16 - i), 0, 1, 2.0 ** (15 - i), ("body",)) for i in range(24))
 CAST = Where("forward", "0", "aten::_to_copy", "train.py", 14)

@@ -9,19 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Finding, Run, Table, Verdict, Where
+from ampcheck.records.scales import GradientHistogram, LossScaleStats, ScalerStep, ScaleWindow, power, scale_window
 from ampcheck.report.charts import draw_chart
-from ampcheck.training.loss_scale_window import GradientHistogram, ScaleWindow, histogram_of, scale_window
-from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import (
-    LossScaleStats,
-    ScalerStep,
-    loss_scale_chart,
-    loss_scale_table,
-    power,
-    window_chart,
-)
+from ampcheck.training.gradients.watch import histogram_of
+from ampcheck.training.scale.stats import loss_scale_chart, loss_scale_table, window_chart
 
 LIMITS = Limits()
 BODY = GradientHistogram({-20: 900, -30: 90, 0: 10}, 1.0)

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ampcheck.core.subject import Subject
+from ampcheck.records.scales import FEW, GradientHistogram, ScalerStats, scale_window
 from ampcheck.strategies import cancelling_pairs, heavy_tails, log_uniform, outlier_channels, shapes, tensors, values
+from ampcheck.training.gradients.watch import histogram_of
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, scale_window
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.scale.stats import ScalerStats, measure_scalers
+from ampcheck.training.scale.stats import measure_scalers
 
 # The path of a scaler -----------------------------------------------------------------------------------------------
 

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.training.loss_scale_window import (
-    FEW,
-    POOL,
-    GradientHistogram,
-    ScaleWindow,
-    histogram_of,
-    scale_window,
-)
+from ampcheck.records.scales import FEW, POOL, GradientHistogram, ScaleWindow, scale_window
+from ampcheck.training.gradients.watch import histogram_of
 
 _EXPONENTS = st.integers(-60, 40)
 _NUMBERS = st.one_of(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ampcheck
+from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict
@@ -24,7 +25,6 @@ from ampcheck.health import TensorHealth, oracle
 from ampcheck.outcome.raising import verify
 from ampcheck.training.monitor.checks import loss_scale_stats
 from ampcheck.training.monitor.sums import GradientSum, MonitorStats, OptimizerStats, ParameterStats, Series
-from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import loss_scale_chart
 
 FLOAT16_STEP = 2.0**-24

@@ -8,9 +8,9 @@ from measured_sums import measure_reductions
 from torch import nn
 
 from ampcheck.audit import audit
+from ampcheck.checks.training.reduce_precision import check as check_reductions
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.checks import check_reductions
 
 BF16 = torch.bfloat16
 

@@ -12,12 +12,13 @@ from torch import nn
 from training_loops import amp_loop, mlp
 
 import ampcheck
+from ampcheck.checks.training.scaler_protocol import check as check_protocol
+from ampcheck.checks.training.scheduler_skip import check as check_scheduler_skip
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.loop import StepError, TrainingLoop
-from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
-from ampcheck.training.protocol.events import Act, Event, ProtocolStats
+from ampcheck.records.protocol import Act, Event, ProtocolStats, StepError
+from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol.recorder import Recorder
 
 
@@ -384,7 +385,7 @@ def amp_loop_with(shape: dict[str, Any], step: Any, scheduler: Any) -> dict[str,
 def test_a_scheduler_that_goes_on_over_a_skipped_step_is_found(careful):
     events, stopped = observed(scheduled(careful), overflow_from=1)
     assert stopped is None
-    (found,) = check_scheduler_skip(ProtocolStats("loop", tuple(events), 4))
+    (found,) = check_scheduler_skip(ProtocolStats("loop", tuple(events), 4), Limits())
     assert found.verdict is (Verdict.PASS if careful else Verdict.FAIL)
 
 

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from measured_sums import measure_reductions
 from torch import nn
 
+from ampcheck.checks.training.reduce_precision import check as check_reductions
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.checks import check_reductions, reduction_table
+from ampcheck.training.reductions.checks import reduction_table
 
 LIMITS = Limits()
 BF16 = torch.bfloat16

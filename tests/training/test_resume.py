@@ -10,17 +10,15 @@ import torch
 from torch import nn
 
 from ampcheck.audit import audit
+from ampcheck.checks.training.resume import check as check_checkpoint_events
+from ampcheck.checks.training.resume import check as check_resume
+from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
-from ampcheck.training.checkpoints import check_checkpoint_events
+from ampcheck.records.protocol import Act, Event
+from ampcheck.records.resume import ResumeStats, SavedStates
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.resume import (
-    ResumeStats,
-    check_resume,
-    measure_resume,
-    resume_table,
-)
+from ampcheck.training.resume import measure_resume, resume_table
 
 PARTS = ("model", "optimizer", "scaler", "scheduler", "ema")
 
@@ -70,7 +68,7 @@ def judged(shape: dict[str, Any], steps: int = 3) -> tuple[Finding, ResumeStats]
     loop = TrainingLoop(Subject(shape))
     with loop.preserved() as start:
         stats = measure_resume(loop, start, steps)
-    (finding,) = check_resume(stats)
+    (finding,) = check_resume(stats, Limits())
     return finding, stats
 
 
@@ -267,13 +265,13 @@ def used(who: str, first: int, scales: list[float], **more: Any) -> Iterator[Eve
 
 
 def verdicts(events: list[Event]) -> list[Verdict]:
-    return [one.verdict for one in check_checkpoint_events(events)]
+    return [one.verdict for one in check_checkpoint_events(SavedStates("loop", tuple(events)), Limits())]
 
 
 def test_a_scaler_that_starts_over_is_found_and_one_that_was_loaded_is_not() -> None:
     before = list(used("scaler", 0, [65536.0, 32768.0, 32768.0]))
     after = list(used("scaler#2", 2, [65536.0, 65536.0]))
-    (finding,) = check_checkpoint_events([*before, *after])
+    (finding,) = check_checkpoint_events(SavedStates("loop", (*before, *after)), Limits())
     assert finding.verdict is Verdict.FAIL
     assert (finding.observed, finding.limit, finding.where.step) == (65536.0, 32768.0, 2)
     kept = list(used("scaler#2", 2, [32768.0, 32768.0]))

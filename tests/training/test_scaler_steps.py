@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampcheck.training.protocol.events import Act, Event
-from ampcheck.training.scale.stats import ScalerStats, ScalerStep, measure_scalers
+from ampcheck.records.protocol import Act, Event
+from ampcheck.records.scales import ScalerStats, ScalerStep
+from ampcheck.training.scale.stats import measure_scalers
 
 
 def _drive(bad: list[bool], *, init: float = 65536.0, interval: int = 3, enabled: bool = True) -> list[Event]:

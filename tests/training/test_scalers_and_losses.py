@@ -10,15 +10,16 @@ from torch import nn
 
 from ampcheck.audit import audit
 from ampcheck.checks.dtype.loss_dtype import nonfinite as check_loss
+from ampcheck.checks.training.gradient_underflow import check as check_gradients
+from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.gradients.checks import check_gradients
-from ampcheck.training.gradients.watch import GradientLoss, GradientStats
+from ampcheck.records.gradients import GradientLoss, GradientStats
+from ampcheck.records.scales import LossScaleStats, ScalerStats, ScalerStep
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
-from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats, ScalerStats, ScalerStep, in_succession
+from ampcheck.training.scale.stats import in_succession
 
 
 def scaler_stats(*steps):

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 from training_loops import amp_loop, demo_loop, mlp
 
+from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.demo import CharTransformer, batch
+from ampcheck.records.scales import FEW, ScaleWindow
 from ampcheck.training.judge import judge_training
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.loss_scale_window import FEW, ScaleWindow
 from ampcheck.training.observed import observe
-from ampcheck.training.scale.checks import check_loss_scale
 from ampcheck.training.scale.stats import measure_loss_scale
 
 LIMITS = Limits()

@@ -10,9 +10,10 @@ import torch
 from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
+from ampcheck.records.protocol import StepError
 from ampcheck.torchtools.reachable import reach
 from ampcheck.torchtools.snapshot import preserved
-from ampcheck.training.loop import StepError, TrainingLoop
+from ampcheck.training.loop import TrainingLoop
 
 
 class Big:

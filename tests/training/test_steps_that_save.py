@@ -11,12 +11,12 @@ import torch
 from training_loops import mlp
 
 from ampcheck.core.subject import as_subject
+from ampcheck.records.protocol import Act
 from ampcheck.stream import calls
 from ampcheck.torchtools.snapshot import preserved
 from ampcheck.training.gradients.watch import captured
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.protocol import recorder as recording
-from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
 
 EMPTY = inspect.Parameter.empty

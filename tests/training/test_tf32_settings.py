@@ -8,17 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampcheck.checks.training.tf32 import check as check_operands
+from ampcheck.checks.training.tf32 import check as check_tf32
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.tf32.operands import check_operands, measure_operands
-from ampcheck.training.tf32.settings import (
-    ConfounderStats,
-    ProductError,
-    allowed_error,
-    check_tf32,
-    confounders_table,
-    measure_confounders,
-)
+from ampcheck.records.tf32 import ConfounderStats, ProductError, allowed_error
+from ampcheck.training.tf32.operands import measure_operands
+from ampcheck.training.tf32.settings import confounders_table, measure_confounders
 
 LIMITS = Limits()
 

@@ -11,22 +11,16 @@ import torch
 from torch import nn
 from training_loops import amp_loop, mlp
 
+from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
+from ampcheck.records.scales import GradientHistogram, LossScaleStats, ScalerStep, is_usable, scale_window
 from ampcheck.training.judge import judge_training
-from ampcheck.training.loss_scale_window import GradientHistogram, is_usable, scale_window
 from ampcheck.training.monitor.checks import check_monitored
 from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats
-from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import (
-    LossScaleStats,
-    ScalerStep,
-    loss_scale_chart,
-    loss_scale_table,
-    window_chart,
-)
+from ampcheck.training.scale.stats import loss_scale_chart, loss_scale_table, window_chart
 
 UNUSABLE = (0.0, -1024.0, float("inf"), float("-inf"), float("nan"), 1e-40)
 WINDOW = scale_window({"body": GradientHistogram({-20: 900, 0: 10}, 1.0)}, share=0.05)

@@ -8,9 +8,9 @@ from measured_sums import measure_reductions
 from narrow_loops import B16, F16, F32, data, failures, net
 from torch import nn
 
+from ampcheck.checks.training.reduce_precision import check as check_reductions
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.checks import check_reductions
 
 
 def own_adam(first, second, rate=1e-5):

@@ -25,6 +25,7 @@ from ampcheck.core.subject import EVERY
 from ampcheck.records.autocast import GuardStats
 from ampcheck.records.graphs import GraphStats
 from ampcheck.records.numerics import NumericsStats
+from ampcheck.records.reductions import DistributedStats, name_ranks
 
 CHECK = Check(
     "autocast-state",
@@ -32,7 +33,7 @@ CHECK = Check(
     __doc__,
     unit="switches",
     subjects=EVERY,
-    needs=("GuardStats", "NumericsStats", "GraphStats"),
+    needs=("GuardStats", "NumericsStats", "GraphStats", "DistributedStats"),
     order=304,
     evidence=("docs/examples/checks/autocast-state", "odd_forwards:forward: leaves autocast off"),
 )
@@ -83,13 +84,50 @@ def _of_graphs(stats: GraphStats) -> Iterator[Finding]:
         yield CHECK.fail(stats.subject, message, where=where, hint=hint)
 
 
+def _of_ranks(stats: DistributedStats) -> Iterator[Finding]:
+    """A module must run under the same autocast state and precision settings on all ranks."""
+    if stats.skipped:
+        yield CHECK.skip(stats.subject, stats.skipped)
+        return
+    if stats.autocast:
+        name, values = next(iter(stats.autocast.items()))
+        others = f" ({len(stats.autocast)} modules differ)" if len(stats.autocast) > 1 else ""
+        message = (
+            f"all ranks must run a module under the same autocast state; {name or 'the model'} ran with autocast "
+            f"{_by_rank(values)}{others}: the ranks average gradients of different precision"
+        )
+        hint = (
+            "enter torch.autocast with the same enabled and dtype on every rank; decide from the config, not the rank"
+        )
+        where, count = Where(phase="forward", module=name), len(stats.autocast)
+        yield CHECK.fail(stats.subject, message, where=where, observed=count, limit=0, unit="modules", hint=hint)
+    for name, values in stats.settings.items():
+        message = f"all ranks must run with the same precision settings; {name} is {_by_rank(values)}"
+        hint = "change the setting before the ranks part, or on all of them"
+        yield CHECK.warn(stats.subject, message, observed=1, limit=0, unit="settings", hint=hint)
+    if stats.autocast or stats.settings:
+        return
+    if stats.modules:
+        text = f"{stats.modules} modules ran under the same autocast state on {stats.world} ranks"
+        yield CHECK.passed(stats.subject, text, stats.modules)
+    else:
+        yield CHECK.skip(stats.subject, "no module ran on all ranks")
+
+
+def _by_rank(values: Mapping[str, tuple[int, ...]]) -> str:
+    return "; ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in values.items())
+
+
 _JUDGES: Mapping[type, Callable[[Any], Iterator[Finding]]] = {
     GuardStats: _of_block,
     NumericsStats: _of_model,
     GraphStats: _of_graphs,
+    DistributedStats: _of_ranks,
 }
 
 
-def check(stats: GuardStats | NumericsStats | GraphStats, limits: Limits | GraphLimits) -> Iterator[Finding]:
+def check(
+    stats: GuardStats | NumericsStats | GraphStats | DistributedStats, limits: Limits | GraphLimits
+) -> Iterator[Finding]:
     """Every setting is at the end what it was at the start."""
     return _JUDGES[type(stats)](stats)

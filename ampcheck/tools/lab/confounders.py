@@ -9,16 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ampcheck.checks import findings
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Chart, Finding, Run, Scalar, Series, Table
+from ampcheck.records.tf32 import ConfounderStats
 from ampcheck.tools.lab.lab import Expectations, run_of
 from ampcheck.tools.lab.loops import AMP_BFLOAT16, FLOAT32, Loop
 from ampcheck.torchtools.global_state import read_state, restore_state
 from ampcheck.torchtools.spacing import spacing
-from ampcheck.training.tf32.settings import ConfounderStats, check_tf32, confounders_table, measure_confounders
+from ampcheck.training.tf32.settings import confounders_table, measure_confounders
 
 SIZE = 256
 """Rows and columns of the product."""
@@ -149,7 +151,7 @@ def _spread(device: str, steps: int, progress: Progress) -> Iterator[SpreadStats
 def check_lab_confounders(stats: LabConfounders) -> list[Finding]:
     """float32 is float32; each setting stays within its bound; equal runs are equal."""
     lab = Expectations("confounders", stats.device)
-    lab.adopt(check_tf32(stats.flags, Limits()))
+    lab.adopt(findings(stats.flags, Limits()))
     for product in stats.products:
         name = f"matmul {product.name}" if product.setting in SETTINGS else product.name
         expected = f"{name}: each element of a product of {SIZE} terms within {product.bound:.2g} of |A| |B|"

@@ -13,15 +13,16 @@ import torch
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.environment import environment
 from ampcheck.core.run import Coverage
+from ampcheck.records.protocol import StepError
+from ampcheck.records.reductions import DistributedStats, NormStats, SumStats
 from ampcheck.torchtools.source import hookable
 from ampcheck.training.distributed.collectives import CollectiveWatch
 from ampcheck.training.distributed.ranks import gather, rank
 from ampcheck.training.distributed.ranks import world_size as group_size
-from ampcheck.training.distributed.sums import DistributedStats, compare_sums
+from ampcheck.training.distributed.sums import compare_sums
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.loop import LoopShadow, StepError, TrainingLoop
-from ampcheck.training.reductions.norms import NormStats
-from ampcheck.training.reductions.sums import ReductionWatch, SumStats
+from ampcheck.training.loop import LoopShadow, TrainingLoop
+from ampcheck.training.reductions.sums import ReductionWatch
 
 _SETTINGS = (
     "float32 matmul precision",

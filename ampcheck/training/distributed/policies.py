@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampcheck.catalog.training import REDUCE_PRECISION
+from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Finding
 from ampcheck.training.distributed.collectives import CollectiveWatch

@@ -13,7 +13,7 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -26,10 +26,10 @@ from ampcheck.checks import REGISTRY
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Table, Where
-from ampcheck.core.text import listed
+from ampcheck.records.protocol import StepError
+from ampcheck.records.reductions import name_ranks
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.process_groups import process_rank
-from ampcheck.training.loop import StepError
 
 Value = TypeVar("Value")
 
@@ -95,11 +95,6 @@ def agreed(flag: bool) -> bool:
 def earliest(step: int | None) -> int | None:
     """The first of a step on each rank; None where none has one."""
     return min((number for number in gather(step) if number is not None), default=None)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`; `ranks 0, 2`; of many `ranks 0, 1, 2, 3 and 12 more`."""
-    return f"rank{'s' * (len(ranks) != 1)} {listed(map(str, ranks), 8)}"
 
 
 class LostRanksError(Exception):

@@ -20,11 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 from ampcheck.core.run import Coverage, Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
+from ampcheck.records.protocol import OF_STEPS, Act, Event
+from ampcheck.records.reductions import Drift, name_ranks
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import is_pending, placements
-from ampcheck.training.distributed.ranks import gather, grouped, name_ranks, world_size
+from ampcheck.training.distributed.ranks import gather, grouped, world_size
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.protocol.events import OF_STEPS, Act, Event
 from ampcheck.training.state_dtypes.measure import sum_of_bits
 
 _BY_CHANCE = 16
@@ -135,22 +136,6 @@ class ReplicaWatch:
             step.scales = tuple(event.scale for event in calls if event.enabled)
             step.skips = tuple(event.skipped for event in calls if event.enabled)
         return self.record
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """Ranks that part. step: the first whose update set them apart. ranks: two that differ. names: of the parameters,
-    none for shards. act: the call that is at fault; scaler: whether the loss scale or its skips are. proven: whether
-    they were replicas by their gradients, by DDP, or by equal values after an update."""
-
-    step: int
-    ranks: tuple[int, int]
-    names: tuple[str, ...]
-    act: Act = Act.BACKWARD
-    text: str = ""
-    hint: str = ""
-    scaler: bool = False
-    proven: bool = True
 
 
 def _bits(tensor: torch.Tensor) -> int:

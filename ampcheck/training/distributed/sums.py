@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.core.run import Coverage, Where
+from ampcheck.records.reductions import CollectiveStats, Prediction
 from ampcheck.training.distributed.collectives import Call
-from ampcheck.training.reductions.norms import NormStats
-from ampcheck.training.reductions.sums import InRoundings, SumStats, compare_sum
+from ampcheck.training.reductions.sums import compare_sum
 
 _EMULATED = 2048
 """Elements with which sums over more processes are emulated."""
@@ -23,76 +22,6 @@ _SMALL = 1e-3
 
 _MOST = 1024
 """The most processes that are emulated when the user names none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction(InRoundings):
-    """A sum over more processes than there are: a ring whose addends are drawn from the measured ones.
-
-    error, once: as in `CollectiveStats`. overflows: whether the exact sum is beyond the format.
-    """
-
-    world: int
-    error: float
-    once: float
-    overflows: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveStats(InRoundings):
-    """The sums of one collective at one line of code, over all of its calls.
-
-    where: its op and line, and the phase: `backward` (the autograd engine ran it: DDP and FSDP2 reduce gradients
-    there), `forward` (of what needs a gradient), or `update`. format: of the addends that the collective gets. world:
-    how many processes add up. error: Euclidean distance of the result from the float64 sum of the addends, relative to
-    it, of the worst call; once: the same of the float64 sum rounded once; lost: the largest error of all calls, where a
-    sum below a thousandth of all sums at the line counts as that much; vanished: share of the elements whose sum is not
-    zero that are zero; overflowed: elements that are infinite or NaN where the sum is finite. cast: whether the addends
-    were known before they were cast to that format (a communication hook), and are measured as they were then. divided:
-    whether they were divided before. elements: of one call, at most; followed: how many were compared, of all calls.
-    predicted: at more processes, powers of two to 1024 and the number that the user names.
-    """
-
-    where: Where
-    format: str
-    world: int
-    calls: int
-    elements: int
-    followed: int
-    error: float
-    once: float
-    lost: float = 0.0
-    vanished: float = 0.0
-    overflowed: int = 0
-    cast: bool = False
-    divided: bool = False
-    predicted: tuple[Prediction, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DistributedStats:
-    """The record of `measure_distributed`.
-
-    skipped: why nothing was measured; empty otherwise. raised: messages of steps that raised. autocast: modules that
-    ran under different autocast states, `{module: {state: ranks}}`; modules: how many were compared. settings:
-    precision settings that differ, alike. scaled: whether a GradScaler is used. target: the number of processes that
-    the user trains with. steps: how many ran.
-    """
-
-    subject: str
-    world: int = 1
-    steps: int = 0
-    skipped: str = ""
-    raised: tuple[str, ...] = ()
-    collectives: tuple[CollectiveStats, ...] = ()
-    sums: tuple[SumStats, ...] = ()
-    norms: tuple[NormStats, ...] = ()
-    autocast: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
-    modules: int = 0
-    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
-    scaled: bool = False
-    target: int | None = None
-    coverage: Coverage = field(default_factory=Coverage)
 
 
 def compare_sums(ranks: Sequence[Sequence[Call]], target: int | None) -> list[CollectiveStats]:

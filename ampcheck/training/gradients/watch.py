@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,14 +21,15 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Where
 from ampcheck.facts.memory import dtype_name, has_companions
 from ampcheck.records.faults import FLUSH, OVERFLOW, ZERO
+from ampcheck.records.gradients import GradientLoss, GradientStats, Underflow
+from ampcheck.records.protocol import Act
 from ampcheck.records.results import JUDGED_UNIT, MOVE
+from ampcheck.records.scales import FEW, LOWEST, GradientHistogram, is_usable
 from ampcheck.shadow import Shadow
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.source import Hook
 from ampcheck.torchtools.storage import local, placements
 from ampcheck.training.loop import TrainingLoop, plain_values
-from ampcheck.training.loss_scale_window import FEW, GradientHistogram, histogram_of, is_usable
-from ampcheck.training.protocol.events import Act
 from ampcheck.training.protocol.recorder import Recorder
 
 FUNCTIONAL = "gradients came from torch.func, or from torch.autograd.grad of other tensors than parameters"
@@ -39,32 +40,8 @@ _CURED = 4.0
 
 
 @dataclass(slots=True)
-class GradientLoss:
-    """One gradient compared with exact, all its passes in the step together; or of all counted steps, with what shows
-    that zeros were flushed in `marks`, without any of which none counts as such. Counts are of elements.
-
-    dtype: in which the gradient came; made_in: the same, or float16 where a float32 gradient of autocast's holds
-    nothing but values of float16. known: nonzero in exact, and determined by the data; of these zero: zero here, and
-    subnormal: subnormal here in the format it was made in. reverse: zero in exact and not here. nonfinite: infinite or
-    NaN here. Sums of squares of the known elements: lost_squares of those that became zero, squares of all, in exact,
-    off_squares of what they differ by, and flushed_squares of that in gradients that a flush on the way has reached.
-    """
-
-    name: str
-    dtype: str = ""
-    made_in: str = ""
-    numel: int = 0
-    known: int = 0
-    zero: int = 0
-    reverse: int = 0
-    subnormal: int = 0
-    nonfinite: int = 0
-    lost_squares: float = 0.0
-    squares: float = 0.0
-    off_squares: float = 0.0
-    flushed_squares: float = 0.0
-    marks: str = ""
-    where: Where = field(default_factory=lambda: Where("backward"))
+class FollowedGradient(GradientLoss):
+    """A gradient while it is compared."""
 
     def add(
         self, grad: torch.Tensor, exact: torch.Tensor, known: torch.Tensor, *, half: bool, flushed: bool = False
@@ -90,77 +67,6 @@ class GradientLoss:
         off = float(torch.where(known, grad.double() - exact, 0.0).square().sum())
         self.off_squares += off
         self.flushed_squares += off if flushed else 0.0
-
-    @property
-    def norm(self) -> float:
-        """Which part of the Euclidean norm of the known elements became zero."""
-        return (self.lost_squares / self.squares) ** 0.5 if self.squares > 0 else 0.0
-
-    @property
-    def lost(self) -> float:
-        """The share of the known elements that became zero, noise taken off."""
-        return max(0, self.zero - self.reverse) / self.known if self.known else 0.0
-
-    @property
-    def share(self) -> float:
-        """The share that is judged: of the elements, and of the norm where it is less and there are few elements.
-
-        Of few, one that is nearly zero may become zero by cancellation alone.
-        """
-        return self.lost if self.known >= FEW or self.marks else min(self.lost, self.norm)
-
-    @property
-    def faint(self) -> float:
-        """The share of the known elements that became zero or subnormal."""
-        return min(1.0, max(0, self.zero + self.subnormal - self.reverse) / self.known) if self.known else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Underflow:
-    """What the gradients of all parameters lose at the loss scale in use and would not at another, `scale`.
-
-    error: their relative error in the Euclidean norm; cured: that without what the values lost that became zero or
-    subnormal. A power of two as loss scale changes nothing else.
-    """
-
-    error: float
-    scale: float
-    cured: float
-
-
-@dataclass(frozen=True, slots=True)
-class GradientStats:
-    """The gradients of one step beside exact.
-
-    step: which one. format: the 16-bit format that gradients were made in, "" where none was. scale: the loss scale, 1
-    without a scaler. gradients: of parameters, the worst first. histograms: of exact, unscaled, those that were made in
-    float16, by name. largest, largest_at: the largest magnitude of float16 in backward, unscaled, and where. underflow:
-    what another loss scale would save. attempts: (scale, worst share lost, whether anything overflowed) of each step up
-    to this one. later: those of the last two steps after it in which every optimizer was stepped. skipped: why the loop
-    leaves nothing to judge; hint: what to change about that. counted: in which steps gradients were counted that were
-    not compared with exact, "" where they were; `step` is None then.
-    """
-
-    subject: str
-    step: int | None
-    format: str = ""
-    scale: float = 1.0
-    gradients: tuple[GradientLoss, ...] = ()
-    histograms: dict[str, GradientHistogram] = field(default_factory=dict)
-    largest: float = 0.0
-    largest_at: str = ""
-    underflow: Underflow | None = None
-    attempts: tuple[tuple[float, float, bool], ...] = ()
-    coverage: Coverage = field(default_factory=Coverage)
-    later: tuple[GradientStats, ...] = ()
-    skipped: str = ""
-    hint: str = ""
-    counted: str = ""
-
-    @property
-    def lost(self) -> float | None:
-        """The largest share that a parameter lost; None where nothing was measured."""
-        return max((loss.share for loss in self.gradients), default=None)
 
 
 @contextmanager
@@ -206,7 +112,7 @@ class GradientWatch:
     @contextmanager
     def step(self, number: int, shadow: Shadow) -> Iterator[None]:
         """Compare the gradients of the step that runs inside."""
-        losses: dict[str, GradientLoss] = {}
+        losses: dict[str, FollowedGradient] = {}
         histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
         events = len(self._recorder.events)
         start = shadow.ops
@@ -226,7 +132,7 @@ class GradientWatch:
                     record.clear()
             if bool((~value.isfinite() & exact.isfinite()).any()):
                 overflowed.add(name)
-            loss = losses.setdefault(name, GradientLoss(name))
+            loss = losses.setdefault(name, FollowedGradient(name))
             half = half or "float16" in self._recorder.low
             loss.add(value, exact, known, half=half, flushed=flushed)
             scale = self._scale(events)
@@ -240,7 +146,7 @@ class GradientWatch:
     def _end(
         self,
         number: int,
-        losses: dict[str, GradientLoss],
+        losses: dict[str, FollowedGradient],
         histograms: dict[str, GradientHistogram],
         shadow: Shadow,
         start: int,
@@ -287,7 +193,7 @@ class GradientWatch:
         self,
         number: int,
         scale: float,
-        losses: dict[str, GradientLoss],
+        losses: dict[str, FollowedGradient],
         histograms: dict[str, GradientHistogram],
         shadow: Shadow,
         start: int,
@@ -369,3 +275,20 @@ def _worst(losses: Iterable[GradientLoss]) -> tuple[float, bool]:
     pooled = sum(max(0, loss.zero - loss.reverse) for loss in weights) / known if known else 0.0
     worst = max([pooled, *(loss.lost for loss in weights if loss.known >= FEW)])
     return worst, any(loss.nonfinite for loss in losses)
+
+
+def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
+    """The exact histogram of an unscaled gradient, a strided real tensor of any shape and floating dtype.
+
+    Rounding noise must be left out (a key's bias before a softmax has no other gradient): no scale keeps it.
+    """
+    magnitudes = tensor.detach().reshape(-1).double().abs()
+    finite = magnitudes[magnitudes < math.inf]  # false for NaN as well
+    nonzero = finite[finite > 0]
+    mantissa, exponent = torch.frexp(nonzero)
+    counts = torch.bincount(exponent.long() - (mantissa == 0.5).long() - LOWEST).tolist()
+    return GradientHistogram(
+        {number + LOWEST: count for number, count in enumerate(counts) if count},
+        float(nonzero.amax()) if nonzero.numel() else 0.0,
+        magnitudes.numel() - finite.numel(),
+    )

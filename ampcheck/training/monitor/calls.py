@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
+from ampcheck.records.protocol import ProtocolStats, StepError, applied_nonfinite
 from ampcheck.torchtools.reachable import Reached
-from ampcheck.training.loop import STEPS, StepError, TrainingLoop
-from ampcheck.training.protocol.checks import applied_nonfinite
-from ampcheck.training.protocol.events import ProtocolStats
+from ampcheck.training.loop import STEPS, TrainingLoop, ended_by
 from ampcheck.training.protocol.recorder import Recorder
 
 
@@ -60,7 +59,7 @@ class CallRecord:
                     self._hooks.enter_context(self._recorder.listening())
                 yield
         except Exception as error:
-            self._stopped = StepError.of(error, self._recorder.step)
+            self._stopped = ended_by(error, self._recorder.step)
             raise
 
     def _begin(self, roots: object, scale: float | None) -> None:

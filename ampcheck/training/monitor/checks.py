@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, SCHEDULER_SKIP, STAGNATION
 from ampcheck.checks import findings as findings_of
+from ampcheck.checks import needing
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
+from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
+from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
+from ampcheck.checks.training.scaler_protocol import CHECK as SCALER_PROTOCOL
+from ampcheck.checks.training.scheduler_skip import CHECK as SCHEDULER_SKIP
+from ampcheck.checks.training.stagnation import CHECK as STAGNATION
 from ampcheck.core.environment import environment
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.records.finite import FiniteStats
-from ampcheck.training.gradients.checks import check_gradients
-from ampcheck.training.gradients.watch import GradientLoss, GradientStats
-from ampcheck.training.loss_scale_window import GradientHistogram, scale_window
+from ampcheck.records.gradients import GradientLoss, GradientStats
+from ampcheck.records.protocol import Act, ProtocolStats
+from ampcheck.records.scales import GradientHistogram, LossScaleStats, scale_window
+from ampcheck.records.stagnation import StagnationStats, TensorUpdates
 from ampcheck.training.monitor.sums import GradientSum, MonitorStats, ParameterStats
 from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
-from ampcheck.training.protocol.checks import check_protocol, check_scheduler_skip
-from ampcheck.training.protocol.events import Act
-from ampcheck.training.scale.checks import check_loss_scale
-from ampcheck.training.scale.stats import LossScaleStats
-from ampcheck.training.stagnation.stagnation import StagnationStats, check_stagnation
-from ampcheck.training.stagnation.updates import TensorUpdates
 
 MONITORED = tuple(
     str(check)
@@ -67,7 +67,7 @@ def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
     """
     calls: list[Finding] = []
     if stats.calls is not None:  # without a scaler or a scheduler there may be nothing to judge
-        calls = [*check_protocol(stats.calls, limits), *check_scheduler_skip(stats.calls)]
+        calls = findings_of(stats.calls, limits, needing(ProtocolStats.__name__))
         calls = [finding for finding in calls if finding.verdict is not Verdict.SKIP]
     if not stats.steps and not stats.attempts:
         message = "an optimizer step must have run in the block; none did, so nothing was looked at"
@@ -80,11 +80,11 @@ def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
     if not stats.gradients:
         findings.append(NONFINITE_GRADIENT.skip(stats.subject, _unmeasured(stats)))
     if (gradients := gradient_stats(stats)) is not None:
-        findings += check_gradients(gradients, limits)
+        findings += findings_of(gradients, limits, (GRADIENT_UNDERFLOW.slug,))
     if (scale := loss_scale_stats(stats, limits)) is not None:
-        findings += check_loss_scale(scale, limits)
+        findings += findings_of(scale, limits)
     if (updates := stagnation_stats(stats)) is not None:
-        findings += check_stagnation(updates, limits)
+        findings += findings_of(updates, limits, (STAGNATION.slug,))
     return [*findings, *calls, _coverage(stats)]
 
 

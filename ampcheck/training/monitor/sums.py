@@ -17,10 +17,10 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Coverage
 from ampcheck.health import PendingHealth, TensorHealth
 from ampcheck.health.plan import AMAX, AMIN, FINITE, Plan
+from ampcheck.records.protocol import ProtocolStats
+from ampcheck.records.scales import ScalerStats, ScalerStep
+from ampcheck.records.stagnation import TensorUpdates
 from ampcheck.torchtools.storage import device_of
-from ampcheck.training.protocol.events import ProtocolStats
-from ampcheck.training.scale.stats import ScalerStats, ScalerStep
-from ampcheck.training.stagnation.updates import TensorUpdates
 
 _BINS = AMIN + 2
 """Where the histogram of a packed vector begins."""

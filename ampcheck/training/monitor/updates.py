@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.records.stagnation import TensorUpdates
 from ampcheck.records.state import Role
 from ampcheck.torchtools.private import foreach_norm, foreach_subtract
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import device_of, local
 from ampcheck.training.monitor.sums import ParameterStats, Rows
-from ampcheck.training.stagnation.updates import TensorUpdates
 
 _SAMPLE = 4096
 

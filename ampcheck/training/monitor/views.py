@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from ampcheck.catalog.training import GRADIENT_UNDERFLOW, LOSS_SCALE
+from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
+from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
 from ampcheck.core.bands import bands_of
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
+from ampcheck.records.scales import LossScaleStats
 from ampcheck.training.gradients.checks import loss_chart
 from ampcheck.training.monitor.sums import MonitorStats, ParameterStats
-from ampcheck.training.scale.stats import LossScaleStats, loss_scale_chart
+from ampcheck.training.scale.stats import loss_scale_chart
 
 _ROWS = 40
 

@@ -16,15 +16,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ampcheck.facts.memory import dtype_name
 from ampcheck.numerics.losses import computed_in, factor_of
+from ampcheck.records.protocol import Act, Event, StepError
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.private import backward_task
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.source import AMPCHECK, users_line
 from ampcheck.torchtools.storage import is_transformed
-from ampcheck.training.loop import StepError, TrainingLoop, inner_optimizer, parameters_of
+from ampcheck.training.loop import TrainingLoop, inner_optimizer, parameters_of
 from ampcheck.training.protocol.arguments import are_own, dtype_of, limit_of, states_in
-from ampcheck.training.protocol.events import Act, Event
 from ampcheck.training.protocol.optimizer_gradients import (
     AssignedGradients,
     found_inf,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,44 +11,8 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.store import StorageMap
+from ampcheck.records.reductions import NormStats
 from ampcheck.stream.ops import OpEvent, leaves
-
-
-@dataclass(frozen=True, slots=True)
-class NormStats:
-    """A total norm: the norm of several norms, or the root of the sum of their powers.
-
-    format: of the total. terms: how many norms went in. grouped: whether one of them was itself a total rounded to at
-    most 16 bits, so that the outcome depends on how the tensors were grouped; across processes too. value: what was
-    computed. exact: the same in float64, of which each process knows its own part where `sharded`; None where it is not
-    known. order: 2 for the Euclidean norm.
-    """
-
-    format: str
-    terms: int
-    grouped: bool
-    value: float
-    exact: float | None
-    order: float = 2.0
-    sharded: bool = False
-    where: Where = field(default_factory=Where)
-
-    @property
-    def low(self) -> bool:
-        """Whether the total itself has at most 16 bits."""
-        return format_of(self.format).bits <= 16
-
-    @property
-    def overflowed(self) -> bool:
-        """Whether it is infinite or NaN where the exact norm is finite."""
-        return self.low and not math.isfinite(self.value) and self.exact is not None and math.isfinite(self.exact)
-
-    @property
-    def error(self) -> float | None:
-        """Relative to the exact norm; None where that is not known or not finite."""
-        if not self.exact or not math.isfinite(self.exact):
-            return None
-        return abs(self.value - self.exact) / self.exact
 
 
 @dataclass(frozen=True, slots=True)

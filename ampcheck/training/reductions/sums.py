@@ -12,6 +12,7 @@ from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, values_in
 from ampcheck.facts.store import StorageMap
+from ampcheck.records.reductions import FEWEST, SumStats
 from ampcheck.records.results import MOVE
 from ampcheck.shadow import Shadow
 from ampcheck.stream.ops import OpEvent, leaves
@@ -19,9 +20,6 @@ from ampcheck.torchtools.private import backward_node, backward_task
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.lineage import Lineage
 from ampcheck.training.reductions.norms import NormWatch
-
-FEWEST = 8
-"""A running sum of fewer addends is not judged: it loses little more than one rounding."""
 
 _OVERFLOWING = 3
 """A sum of so many addends is one that may overflow; two are an addition like any other."""
@@ -33,42 +31,6 @@ _ADDED = 65536
 """Elements of a sum that are added up in float64 as well, spread over all of it."""
 
 _PHASES = {"sum": "update", "gradient": "backward", "graph": ""}
-
-
-class InRoundings:
-    """A record of a sum: its error, and that of the exact sum rounded once, both relative to the exact sum."""
-
-    __slots__ = ()
-    error: float
-    once: float
-
-    @property
-    def ratio(self) -> float:
-        """The error in roundings of the exact sum."""
-        return self.error / self.once if self.once else 0.0 if not self.error else float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class SumStats(InRoundings):
-    """One running sum, at its longest.
-
-    kind: `sum` (what the user adds up), `gradient` (a parameter's gradient over several backward passes), `graph`
-    (addends of a forward, or that backward adds up on its way). format: the narrowest format that the partial sums were
-    rounded to. addends: how many; roundings: how often a partial sum was rounded to at most 16 bits. error: Euclidean
-    distance from the sum of the same addends in float64, relative to it; once: the same of that sum rounded once.
-    overflowed: elements that are infinite or NaN where the exact sum is finite. vanished: the
-    share of the addends' nonzero values that had become zero, in float16, before they were added.
-    """
-
-    kind: str
-    format: str
-    addends: int
-    roundings: int
-    error: float
-    once: float
-    overflowed: int = 0
-    where: Where = field(default_factory=Where)
-    vanished: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,24 +17,12 @@ from typing import Any
 
 import torch
 
-from ampcheck.facts.degree import (
-    ENTERED,
-    NONE,
-    NOWHERE,
-    RETURNED,
-    UNKNOWN,
-    Degree,
-    Dependence,
-    Place,
-    counts,
-    is_taken,
-    joined,
-    rest_of,
-)
+from ampcheck.facts.degree import ENTERED, NONE, NOWHERE, UNKNOWN, Degree, counts, is_taken, joined, rest_of
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.parts import PartMap
 from ampcheck.facts.values import CompanionStore
 from ampcheck.ops.traits import Traits
+from ampcheck.records.invariance import RETURNED, Dependence, Place
 from ampcheck.shadow.call import item_of
 from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import OpEvent, leaves

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from ampcheck.facts.degree import NONE, UNKNOWN, Degree, Place
+from ampcheck.facts.degree import NONE, UNKNOWN, Degree
 from ampcheck.facts.parts import PartMap
+from ampcheck.records.invariance import Place
 from ampcheck.torchtools.patching import attribute
 from ampcheck.torchtools.source import is_constant_here, users_line
 from ampcheck.training.protocol.recorder import Recorder

@@ -22,18 +22,8 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from ampcheck.core.formats import format_of
+from ampcheck.records.stagnation import AVERAGE, FOLLOWS, MEAN, SUM, Stop
 from ampcheck.torchtools.spacing import spacing
-
-HORIZON = 10_000
-"""Steps that are planned where neither the subject nor a schedule says how many."""
-
-FOLLOWS = 0.1
-"""An average that comes within this part of its size to what it follows does so."""
-
-FAR = 0.2
-"""An average that stays off what it follows by this part of its size has lost it."""
-
-AVERAGE, MEAN, SUM = "average", "mean", "sum"
 
 ONCE, APART, COARSE = "once", "apart", "coarse"
 """How an average is computed: rounded once, the product before the sum as well, or with a gain that was rounded too."""
@@ -66,23 +56,6 @@ class Sample(NamedTuple):
     update: torch.Tensor
     added: torch.Tensor
     rate: float = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Where a tensor stops if later steps add what the observed ones did; of the typical element.
-
-    kind: `average`, `mean` or `sum`. gain: the part of its value that a step keeps then. distance: how far it may stay
-    from what it follows, relative to its size; of a sum, the part of it that is missing at the horizon. steps: how many
-    are left. value: its magnitude then. increment: what a step adds.
-    """
-
-    kind: str
-    gain: float
-    distance: float
-    steps: int
-    value: float
-    increment: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ampcheck.catalog.training import STAGNATION
+from ampcheck.checks.training.stagnation import CHECK as STAGNATION
 from ampcheck.core.run import Table
-from ampcheck.training.stagnation.stagnation import StagnationStats
-from ampcheck.training.stagnation.updates import TensorUpdates
+from ampcheck.records.stagnation import StagnationStats, TensorUpdates
 
 _ROWS = 40
 

@@ -12,13 +12,14 @@ import torch
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions
+from ampcheck.records.stagnation import Decay, TensorUpdates, VanishedConstant
 from ampcheck.records.state import Role
 from ampcheck.torchtools.saving import same_bits
 from ampcheck.torchtools.spacing import spacing
 from ampcheck.torchtools.storage import storage_number
-from ampcheck.training.lineage import NARROW, Decay, Lineage, VanishedConstant, Written
+from ampcheck.training.lineage import NARROW, Lineage, Written
 from ampcheck.training.loop import LoopShadow, Resident, TrainingLoop
-from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, Stop, course_of
+from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, course_of
 from ampcheck.training.stagnation.rates import rates_of
 
 _FALLS = 0.99
@@ -46,71 +47,16 @@ _JUMPS = 0.3
 
 
 @dataclass(slots=True)
-class TensorUpdates:
-    """A tensor narrower than float32 over the observed steps.
+class FollowedUpdates(TensorUpdates):
+    """The updates of a tensor while they are followed.
 
-    moved: updates of elements that are not zero in exact; lost: those after which the element has the same value,
-    without those that another tensor carries (`carried`, by `carriers`: a float32 copy, a compensation).
-    overwritten: steps in which it was set to values that do not depend on it; steps: the others in which it was
-    written. candidates: of steps with many lost updates, how many, and the tensors that may carry them; uncarried: such
-    steps without any. gains: per step, what it is multiplied by; None where that is not one number. squared_updates,
-    squared_values: sums of the squares of the updates and of the old values. decay: what a multiplication by a factor
-    below 1 does on its own.
-    jumped: values that moved by updates too small for rounding to nearest, expected: how many random rounding would
-    have moved; random: whether it is rounded at random.
-    rate: the learning rate of a parameter. compensates: whether it carries what others lose. stop: where it will stop.
-    largest: of a parameter whose learning rate is to grow, the largest; lost_at_largest: the share of its updates that
-    is lost then. Of updates that were only counted, poisoned: in how many steps they ended in an infinity or a NaN;
-    doubt: why they may not be lost, though elements stay as they are.
+    candidates: of steps with many lost updates, how many, and the tensors that may carry them; uncarried: such steps
+    without any.
     """
 
-    role: str
-    name: str
-    dtype: str
-    elements: int
-    moved: int = 0
-    lost: int = 0
-    carried: int = 0
-    carriers: set[str] = field(default_factory=set)
     candidates: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     uncarried: int = 0
-    overwritten: int = 0
-    steps: int = 0
-    gains: list[float | None] = field(default_factory=list)
-    squared_updates: float = 0.0
-    squared_values: float = 0.0
-    decay: Decay = field(default_factory=Decay)
     samples: list[Sample] = field(default_factory=list)
-    jumped: int = 0
-    expected: float = 0.0
-    random: bool = False
-    rate: float = 1.0
-    stop: Stop | None = None
-    largest: float = 0.0
-    lost_at_largest: float | None = None
-    compensates: bool = False
-    where: Where = field(default_factory=lambda: Where("update"))
-
-    poisoned: int = 0
-    doubt: str = ""
-
-    @property
-    def share(self) -> float:
-        """The share of its updates that is lost: at the largest learning rate, where it is to grow."""
-        if self.lost_at_largest is not None:
-            return self.lost_at_largest
-        return self.lost / self.moved if self.moved else 0.0
-
-    @property
-    def relative_update(self) -> float:
-        """The norm of the updates by that of the tensor."""
-        return math.sqrt(self.squared_updates / self.squared_values) if self.squared_values else 0.0
-
-    @property
-    def factors(self) -> list[float]:
-        """The gains, if all are known; else empty."""
-        known = [gain for gain in self.gains if gain is not None]
-        return known if len(known) == len(self.gains) else []
 
     def settle(self) -> None:
         """Decide what carries the lost updates: a tensor that does in most of the steps, as a compensation does in all.
@@ -128,11 +74,6 @@ class TensorUpdates:
             else:
                 self.lost += missed
         self.candidates.clear()
-
-    @property
-    def averages(self) -> bool:
-        """Whether a step keeps a part of the value, and replaces the rest."""
-        return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
 
     def course(self, endless: bool, horizon: int) -> Course | None:
         """What will stop a tensor that builds on its own value, unless another carries what it loses.
@@ -167,7 +108,7 @@ class UpdateWatch:
     """
 
     def __init__(self, shadow: LoopShadow, lineage: Lineage, most: int) -> None:
-        self.tensors: dict[tuple[Role, str], TensorUpdates] = {}
+        self.tensors: dict[tuple[Role, str], FollowedUpdates] = {}
         self.vanished: dict[tuple[float, str], VanishedConstant] = lineage.vanished
         self.iterates = lineage.iterates
         self.unseen: Counter[str] = Counter()
@@ -250,7 +191,7 @@ class UpdateWatch:
         resident, lineage = before.resident, self._lineage
         updates = self.tensors.setdefault(
             (resident.role, resident.name),
-            TensorUpdates(resident.role.value, resident.name, format_of(tensor.dtype).name, tensor.numel()),
+            FollowedUpdates(resident.role.value, resident.name, format_of(tensor.dtype).name, tensor.numel()),
         )
         number = storage_number(before.tensor)
         written: Written | None = lineage.written.get(-1 if number is None else number)
@@ -302,7 +243,7 @@ class UpdateWatch:
 
 
 def _not_carried(
-    updates: TensorUpdates,
+    updates: FollowedUpdates,
     missed: int,
     carriers: _Carriers,
     lost: tuple[Resident, torch.Tensor, torch.Tensor],
@@ -320,19 +261,19 @@ def _not_carried(
     return 0
 
 
-def rounds_at_random(tensors: Sequence[TensorUpdates]) -> bool:
+def rounds_at_random(tensors: Sequence[FollowedUpdates]) -> bool:
     """Whether the small updates of these tensors together arrive as often as random rounding lets them."""
     expected = sum(updates.expected for updates in tensors)
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
 
 
-def by_slot(tensors: Sequence[TensorUpdates], parameters: Iterable[str]) -> Iterable[list[TensorUpdates]]:
+def by_slot(tensors: Sequence[FollowedUpdates], parameters: Iterable[str]) -> Iterable[list[FollowedUpdates]]:
     """The tensors that one operation updates: those of a role whose names differ in the parameter only.
 
     First moments may be rounded at random, and second moments not.
     """
     words = {word for name in parameters for word in name.split(".")}
-    groups: dict[tuple[str, ...], list[TensorUpdates]] = {}
+    groups: dict[tuple[str, ...], list[FollowedUpdates]] = {}
     for updates in tensors:
         own = () if updates.role == Role.PARAMETER.value else updates.name.split(".")
         slot = (word for word in own if word not in words and not word.isdigit())

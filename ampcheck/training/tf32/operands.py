@@ -10,55 +10,24 @@ from typing import Any
 
 import torch
 
-from ampcheck.catalog.training import TF32
-from ampcheck.core.check import LISTED
 from ampcheck.core.errors import as_result, brief, require_ran
-from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Where
+from ampcheck.core.run import Where
 from ampcheck.facts.store import StorageMap
+from ampcheck.records.tf32 import OperandStats, ReducedProduct
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.private import CAST
 from ampcheck.torchtools.pytree import map_tensors
-from ampcheck.training.tf32.settings import UNIT, allowed_error, relative_error
+from ampcheck.training.tf32.settings import relative_error
 
 _LOST = 13
 """TF32 keeps 10 of the 23 bits of a float32 mantissa: operands that lost fewer bits are more precise."""
 
-_WIDEST = 16
-"""bfloat16 has lost these; a value with fewer bits was quantised on purpose: a warning."""
 
 _MEASURED = 32
 """Products that are computed again in float64; further ones are only counted."""
 
 _KEEPING = {"aten::clone", "aten::where.self", "aten::nan_to_num", "aten::copy_", "aten::detach", "aten::alias"}
 """Ops on floats whose result may still be the rounded values, as their bits show where they are multiplied."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReducedProduct:
-    """A float32 product, at `where`, whose operands have lost mantissa bits of the float32 tensors that they were made
-    from.
-
-    bits: how many trailing mantissa bits are zero in all elements. error: of the product, against float64 of those
-    tensors, relative, in the Euclidean norm, in unit roundoffs of float32; None where it was not computed again.
-    terms: how many products an element of the result sums. calls: how often this line multiplied such operands.
-    """
-
-    where: Where
-    bits: int
-    terms: int
-    error: float | None
-    calls: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class OperandStats:
-    """The float32 products of a function. raised: its exception, in one line."""
-
-    subject: str
-    products: int
-    reduced: tuple[ReducedProduct, ...]
-    raised: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,32 +199,3 @@ def measure_operands(function: Callable[[], Any], subject: str = "subject") -> O
         except BaseException as error:  # noqa: BLE001  # the user's code may raise anything; it is recorded
             raised = brief(as_result(error))
     return watch.stats(subject, raised)
-
-
-def check_operands(stats: OperandStats, limits: Limits) -> list[Finding]:
-    """Whether every product in float32 had float32 operands (check `tf32`)."""
-    findings = []
-    for product in stats.reduced:
-        limit = allowed_error(product.terms, limits)
-        if product.error is not None and product.error <= limit:
-            continue
-        message = (
-            f"a product in float32 must be given float32 operands; {product.where.op.removeprefix('aten::')} was "
-            f"given, {product.calls:,}x, float32 in name only: the last {product.bits} of 23 mantissa bits were cut off"
-        )
-        if product.error is not None:
-            far, explained = product.error * UNIT, limit * UNIT
-            message += f"; it is off by {far:.2g} of its norm against float64, where float32 explains {explained:.2g}"
-        hint = "multiply the float32 tensors themselves, or cast to float16 or bfloat16, so that the dtype says it"
-        build = TF32.fail if product.bits <= _WIDEST else TF32.warn
-        findings.append(
-            build(stats.subject, message, where=product.where, observed=product.error, limit=limit, hint=hint)
-        )
-    if findings:
-        return sorted(findings, key=lambda finding: -(finding.observed or 0.0))[:LISTED]
-    if stats.raised:
-        return [TF32.skip(stats.subject, f"the function did not come to its end: {stats.raised}")]
-    if not stats.products:
-        return [TF32.skip(stats.subject, "nothing was multiplied in float32 outside compiled code")]
-    text = f"none of {stats.products:,} float32 products had operands that lost bits on the way"
-    return [TF32.passed(stats.subject, text, stats.products)]

@@ -21,9 +21,9 @@ from ampcheck.core.subject import Call
 from ampcheck.demo import CharTransformer
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.records.speed import TWIN, ArmTimes, SpeedStats
+from ampcheck.records.tf32 import ConfounderStats
 from ampcheck.report.charts import draw_chart
 from ampcheck.tools.lab import compiling, confounders, flow, policy
-from ampcheck.training.tf32.settings import ConfounderStats
 
 
 def bad(findings: list[Finding]) -> list[str]:

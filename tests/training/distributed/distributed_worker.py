@@ -16,11 +16,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from ampcheck.checks import findings
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.torchtools.saving import same_bits
-from ampcheck.training.distributed.checks import check_distributed
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import gather_runs
 from ampcheck.training.loop import TrainingLoop
@@ -142,7 +142,7 @@ def watched(name, target):
     copies = [t.detach().clone() for t in before]
     stats = measure_distributed(loop, 2, world_size=target)
     return {
-        "findings": Run(findings=tuple(check_distributed(stats, Limits()))).to_json(),
+        "findings": Run(findings=tuple(findings(stats, Limits()))).to_json(),
         "restored": all(map(same_bits, before, copies)),
         "collectives": [
             {k: getattr(c, k) for k in ("format", "world", "calls", "cast", "divided", "ratio")}

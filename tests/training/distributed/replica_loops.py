@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ampcheck.core.run import Run
 from ampcheck.core.subject import Subject
-from ampcheck.training.distributed.checks import check_replicas
+from ampcheck.training.distributed.checks import judge_replicas
 from ampcheck.training.distributed.replicas import compare_ranks
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
@@ -314,7 +314,7 @@ def parted(name):
     seen = observe(TrainingLoop(Subject(subject, name=name)), STEPS, follow=False)
     assert seen.stopped is None, (name, seen.stopped)
     drift, coverage = compare_ranks(seen.replicas)
-    findings = Run(findings=tuple(check_replicas(name, drift, seen.events))).to_json()
+    findings = Run(findings=tuple(judge_replicas(name, drift, seen.events))).to_json()
     return {"findings": findings, "coverage": dict(coverage.seen), "alone": drift is not None and not drift.proven}
 
 

@@ -8,17 +8,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampcheck.checks import findings
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
-from ampcheck.training.distributed.checks import check_distributed, check_replicas, sums_table
+from ampcheck.records.reductions import CollectiveStats, DistributedStats, Drift, Prediction
+from ampcheck.training.distributed.checks import judge_replicas, sums_table
 from ampcheck.training.distributed.collectives import Call, CollectiveWatch
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
-from ampcheck.training.distributed.replicas import Drift
-from ampcheck.training.distributed.sums import CollectiveStats, DistributedStats, Prediction, compare_sums, emulate
+from ampcheck.training.distributed.sums import compare_sums, emulate
 from ampcheck.training.loop import TrainingLoop
 
 LIMITS = Limits()
@@ -31,7 +32,7 @@ def stats(*collectives, **more):
 
 
 def verdict(*collectives, **more):
-    (one,) = [f for f in check_distributed(stats(*collectives, **more), LIMITS) if f.check == "reduce-precision"]
+    (one,) = [f for f in findings(stats(*collectives, **more), LIMITS) if f.check == "reduce-precision"]
     return one.verdict
 
 
@@ -67,7 +68,7 @@ def test_a_prediction_fails_where_the_user_goes_and_warns_where_he_might():
 
 
 def test_a_setting_that_differs_warns_and_names_the_ranks():
-    found = check_distributed(stats(settings={"TF32 in matmul": {"True": (0,), "False": (1, 2)}}), LIMITS)
+    found = findings(stats(settings={"TF32 in matmul": {"True": (0,), "False": (1, 2)}}), LIMITS)
     (one,) = [f for f in found if f.check == "autocast-state"]
     assert one.verdict is Verdict.WARN
     assert "True on rank 0; False on ranks 1, 2" in one.message
@@ -77,20 +78,20 @@ def test_ranks_that_part_and_never_communicate_warn():
     drift = Drift(0, (0, 1), ("w",), proven=False)
 
     def warned(**more):
-        found = check_distributed(stats(**more), LIMITS, drift)
+        found = findings(stats(**more, drift=drift), LIMITS)
         return [finding for finding in found if finding.verdict is Verdict.WARN]
 
     (one,) = warned()
     assert "each rank trains on its own" in one.message
     assert warned(coverage=Coverage({"other collectives": 2})) == []
-    assert list(check_replicas("loop", drift, ())) == []
+    assert judge_replicas("loop", drift, ()) == []
 
 
 def test_one_process_alone_is_skipped_with_the_reason():
     model = torch.nn.Linear(2, 2)
     loop = TrainingLoop(Subject({"model": model, "step": lambda i: model(torch.ones(2)).sum().item()}))
     found = measure_distributed(loop)
-    assert {f.verdict for f in check_distributed(found, LIMITS)} == {Verdict.SKIP}
+    assert {f.verdict for f in findings(found, LIMITS)} == {Verdict.SKIP}
     assert sums_table(found) is None
     run = Run(findings=(Finding("coverage", Verdict.PASS, "s", "m"),))
     assert gather_runs(run) is run

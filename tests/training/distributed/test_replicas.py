@@ -12,8 +12,8 @@ if not has_gloo:
 from replica_loops import CASES
 
 from ampcheck.core.run import Run
+from ampcheck.records.protocol import Act
 from ampcheck.training.distributed.replicas import Layout, RankReplicas, ReplicaStep, find_drift
-from ampcheck.training.protocol.events import Act
 
 HERE = Path(__file__).parent
 

@@ -9,8 +9,8 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 from sharded_steps import HEALTHY, PLANTED
 
 from ampcheck.core.run import Verdict, Where
+from ampcheck.records.reductions import CollectiveStats
 from ampcheck.sharded import Gradients, assert_sharded, check_sums, check_whole, judge_sharded
-from ampcheck.training.distributed.sums import CollectiveStats
 
 GRADIENT = {"weight": torch.tensor([3.0, 4.0], dtype=torch.float64)}
 

@@ -1,25 +1,56 @@
-"""`loss-scale`: whether the loss scale keeps the gradients inside their format, and whether it collapses."""
+"""Requires: At the loss scale in use, no parameter's float16 gradient loses more than `underflow` of its nonzero
+elements to zero. Fails when no scale works (one tensor needs a larger scale than another can tolerate), when the scale
+in use is too small, and when the scaler collapsed: the last 8 steps or more were all skipped at scales that should do,
+or the scale fell below 1. Backing off after an overflow and temporarily exceeding the window are normal for a
+GradScaler and are not reported. So they are for a loss scale that the code has of its own.
+
+Measured: The unscaled gradients are counted by binade in float64. Scaling by a power of two moves all of them by whole
+binades and rounding is monotone, so the counts give for each scale what rounds to zero (up to half of the smallest
+subnormal) and what overflows (from 65520 on), the largest value of the whole backward pass included. The window is the
+interval of scales that do neither. Every call of scaler.step and scaler.update is followed: scale, growth, back-off,
+skipped steps, the parameters that were not finite and the op where it began. ampcheck.watch follows the scale and the
+skipped steps: it fails when the scale falls below 1 or when the last ten steps or more were all skipped after one that
+was made, and warns when more are skipped than growth explains.
+
+Causes: float16 without a scaler; a loss divided by much, or one small part of it next to a large one; a scale that is
+fixed or starts low; a NaN or an overflow in the forward pass, which no scale fixes and which makes the scaler back off
+for ever; a summed loss.
+
+Fix: Use torch.amp.GradScaler, with an init_scale inside the window; scale the parts of a loss separately; keep the
+module that binds an end in float32, or use bfloat16. After a collapse, average or divide a loss that needs a scale
+below 1; where no scale works, fix the op that the finding names.
+"""
 
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
-from ampcheck.catalog.training import LOSS_SCALE
-from ampcheck.core.check import Evidence
-from ampcheck.core.limits import Limits
-from ampcheck.core.run import Finding, Verdict, Where
-from ampcheck.core.text import percent
-from ampcheck.training.loss_scale_window import POOL, ScaleWindow
-from ampcheck.training.scale.settling import (
-    collapse,
+from ampcheck.checks.training._scales import (
     finite_scales_text,
     first_op,
     mend_every_scale,
     nonfinite_text,
     skips_text,
     span_text,
+    too_large,
 )
-from ampcheck.training.scale.stats import LossScaleStats, power
+from ampcheck.core.check import Check, Evidence
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Finding, Verdict, Where
+from ampcheck.core.subject import Kind
+from ampcheck.core.text import percent
+from ampcheck.records.scales import COLLAPSE, POOL, LossScaleStats, ScaleWindow, power
+
+CHECK = Check(
+    "loss-scale",
+    "training",
+    __doc__,
+    subjects=(Kind.TRAINING, Kind.CALL),
+    needs=("LossScaleStats",),
+    order=601,
+    evidence=("tests/corpus/training/scale_too_small_for_the_loss", "tests/corpus/training/scaler_made_anew_each_step"),
+)
 
 _FLOAT32_MODULE = "keep that module in float32 (torch.autocast(enabled=False) around it) or use bfloat16"
 _INIT_SCALE_HINT = (
@@ -28,7 +59,7 @@ _INIT_SCALE_HINT = (
 )
 
 
-def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
+def check(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     """The findings of `loss-scale`.
 
     A scaler is above the window for a while: it starts too high, and grows until a gradient overflows. Skipping steps
@@ -39,7 +70,7 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     """
     if stats.enabled and stats.unusable is not None:
         return [_unusable(stats, *stats.unusable)]
-    findings = collapse(stats)
+    findings = _collapse(stats)
     window = stats.measured_window
     if window is not None and not stats.counted and (not findings or stats.scale is not None or window.empty):
         findings += _against_window(stats, window, limits)
@@ -50,7 +81,7 @@ def check_loss_scale(stats: LossScaleStats, limits: Limits) -> list[Finding]:
     if stats.counted and stats.trajectory and stats.scale is None:
         return [_no_step_yet(stats, window)]
     if reason := _not_judged(stats):
-        return [LOSS_SCALE.skip(stats.subject, reason)]
+        return [CHECK.skip(stats.subject, reason)]
     assert window is not None
     if stats.scale is None:
         return [_no_step_yet(stats, window)]
@@ -78,7 +109,7 @@ def _unusable(stats: LossScaleStats, step: int, scale: float) -> Finding:
             "overflow and nonfinite-gradient, and keep that op in float32), and stop a run whose scale falls below 1"
         )
     message = f"the loss scale must be a positive number whose inverse is finite in float32; it is {scale:.6g} {since}"
-    return LOSS_SCALE.fail(stats.subject, message, where=where, observed=scale, unit="loss scale", hint=hint)
+    return CHECK.fail(stats.subject, message, where=where, observed=scale, unit="loss scale", hint=hint)
 
 
 def _often(stats: LossScaleStats, share: float) -> Finding:
@@ -88,7 +119,7 @@ def _often(stats: LossScaleStats, share: float) -> Finding:
     )
     hint = f"leave batches with infinities or NaN out; {mend_every_scale(stats)}"
     shown = Evidence(where=first_op(stats), observed=share, unit="of the steps", hint=hint)
-    return LOSS_SCALE.warn(stats.subject, message, **shown)
+    return CHECK.warn(stats.subject, message, **shown)
 
 
 def _not_judged(stats: LossScaleStats) -> str:
@@ -131,7 +162,7 @@ def _against_window(stats: LossScaleStats, window: ScaleWindow, limits: Limits) 
     )
     hint = "no scale mends what is lost in the forward pass: see gradient-underflow for the tensors"
     shown = _share(Where("backward"), real[0], limits.underflow, hint)
-    return [LOSS_SCALE.warn(stats.subject, message, **shown)]
+    return [CHECK.warn(stats.subject, message, **shown)]
 
 
 def _empty(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Finding:
@@ -153,7 +184,7 @@ def _empty(stats: LossScaleStats, window: ScaleWindow, limits: Limits) -> Findin
         verdict = Verdict.WARN
         message += f"; a real backward pass at {power(max(serve))} did both, so not all of this flows in {stats.format}"
     where = Where("backward", module="" if window.needed_by == POOL else window.needed_by)
-    return LOSS_SCALE.finding(verdict, stats.subject, message, **_share(where, lost.lost, window.share, hint))
+    return CHECK.finding(verdict, stats.subject, message, **_share(where, lost.lost, window.share, hint))
 
 
 def _never(stats: LossScaleStats, window: ScaleWindow) -> list[Finding]:
@@ -164,7 +195,7 @@ def _never(stats: LossScaleStats, window: ScaleWindow) -> list[Finding]:
         f"gradients must be finite at some loss scale; {finite_scales_text(stats, window)}, and none of "
         f"{len(stats.trajectory)} steps was taken{skips_text(stats)}"
     )
-    return [LOSS_SCALE.fail(stats.subject, message, where=first_op(stats), hint=mend_every_scale(stats))]
+    return [CHECK.fail(stats.subject, message, where=first_op(stats), hint=mend_every_scale(stats))]
 
 
 def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Limits) -> Finding:
@@ -186,7 +217,7 @@ def _below(stats: LossScaleStats, window: ScaleWindow, scale: float, limits: Lim
     )
     where = Where("backward", module="" if lost.tensor == POOL else lost.tensor)
     shown = _share(where, real[0] if real else lost.lost, limits.underflow, hint)
-    return LOSS_SCALE.fail(stats.subject, message, **shown)
+    return CHECK.fail(stats.subject, message, **shown)
 
 
 def _overflows(stats: LossScaleStats, window: ScaleWindow) -> Verdict | None:
@@ -208,7 +239,7 @@ def _without_scaler(stats: LossScaleStats, window: ScaleWindow, verdict: Verdict
     where = Where("backward", module=window.allowed_by)
     if stats.hopeless:
         hint, where = mend_every_scale(stats), first_op(stats)
-    return LOSS_SCALE.finding(verdict, stats.subject, message, where=where, hint=hint)
+    return CHECK.finding(verdict, stats.subject, message, where=where, hint=hint)
 
 
 def _no_step_yet(stats: LossScaleStats, window: ScaleWindow | None) -> Finding:
@@ -218,7 +249,7 @@ def _no_step_yet(stats: LossScaleStats, window: ScaleWindow | None) -> Finding:
         f"{power(stats.last_scale or stats.trajectory[-1][1])}{span}{skips_text(stats)}"
     )
     hint = "observe more steps ('steps' in the mapping), or start lower (init_scale)"
-    return LOSS_SCALE.undecided(stats.subject, message, hint=hint)
+    return CHECK.undecided(stats.subject, message, hint=hint)
 
 
 def _damaged(stats: LossScaleStats) -> Finding:
@@ -228,7 +259,7 @@ def _damaged(stats: LossScaleStats) -> Finding:
         if stats.enabled
         else "scale the loss: torch.amp.GradScaler finds a scale, for float32 parameters; or use bfloat16"
     )
-    return LOSS_SCALE.fail(stats.subject, message, where=Where("backward"), hint=hint)
+    return CHECK.fail(stats.subject, message, where=Where("backward"), hint=hint)
 
 
 def _passed(stats: LossScaleStats, window: ScaleWindow, scale: float) -> Finding:
@@ -258,7 +289,7 @@ def _passed(stats: LossScaleStats, window: ScaleWindow, scale: float) -> Finding
     if window.nonfinite:
         message += f"; {nonfinite_text(window)}"
     shown = _share(Where("backward"), lost.lost, window.share)
-    return LOSS_SCALE.passed(stats.subject, message, window.nonzero, **shown)
+    return CHECK.passed(stats.subject, message, window.nonzero, **shown)
 
 
 def _share(where: Where, observed: float, limit: float, hint: str = "") -> Evidence:
@@ -278,3 +309,50 @@ def _measured(stats: LossScaleStats) -> str:
 
 def _evidence(window: ScaleWindow) -> str:
     return f"{window.nonzero:,} nonzero elements of {len(window.histograms):,} gradients"
+
+
+def _collapse(stats: LossScaleStats) -> list[Finding]:
+    """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
+    if not stats.enabled or not stats.trajectory:
+        return []
+    window = stats.measured_window
+    predicted = window.high if window else None
+    real = max((scale for scale, _, overflows in stats.verified if not overflows), default=None)
+    ends = [end for end in (predicted, real) if end is not None]
+    ceiling = None if stats.hopeless or stats.counted else min(ends, default=None)
+    searching = bool(stats.counted) and stats.scale is None  # nobody knows yet which scale will serve
+    trailing = [scale for _, scale, _ in takewhile(lambda step: step[2], reversed(stats.trajectory))]
+    skipped, all_skipped = sum(ceiling is None or scale <= ceiling for scale in trailing), len(trailing)
+    constant = all_skipped >= COLLAPSE and trailing[0] >= trailing[-1]
+    first, last, steps = stats.trajectory[0][1], stats.last_scale, len(stats.trajectory)
+    observed, limit, unit = float(skipped), float(COLLAPSE), "skipped steps in a row"
+    hint = mend_every_scale(stats)
+    if skipped >= COLLAPSE and not searching:
+        up_to = f" at scales up to {power(ceiling)}, where none should overflow" if ceiling else ""
+        text = f"the last {all_skipped} of {steps} steps were all skipped{up_to}"
+    elif constant:
+        text = f"the last {all_skipped} of {steps} steps were all skipped, and the scale never fell"
+        observed = float(all_skipped)
+        hint = (
+            "keep one GradScaler for the whole run and call scaler.update() in each step, with a backoff_factor below 1"
+        )
+    elif last is not None and last < 1 <= first:  # one that was set lower was chosen, for sums of losses say
+        text = f"it fell below 1, from {power(first)} to {power(last)}"
+        observed, limit, unit = last, 1.0, "loss scale"
+        finite = real if stats.verified else None if window and window.nonfinite else predicted
+        if finite is not None and finite < 1:
+            hint = too_large(first, finite)
+    else:
+        return []
+    last_step = next(step for step in reversed(stats.steps) if step.taken or step.skipped)
+    # A scale that fell so far is where it belongs, if steps are taken there.
+    settled = skipped < COLLAPSE and not last_step.skipped and window is not None and window.contains(last_step.scale)
+    message = f"the loss scale must settle where gradients are finite; {text}{skips_text(stats)}"
+    if window:
+        message += f"; {finite_scales_text(stats, window)}"
+    if window and window.nonfinite:
+        message += f"; {nonfinite_text(window)}"
+    where = first_op(stats, next((step for step, _, skip in stats.trajectory if skip), None))
+    verdict = Verdict.WARN if settled else Verdict.FAIL
+    shown = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=hint)
+    return [CHECK.finding(verdict, stats.subject, message, **shown)]

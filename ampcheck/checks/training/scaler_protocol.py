@@ -1,7 +1,19 @@
-"""Checks of the order in which scaler, optimizers, clipping and schedulers are called. Pure: judged from events.
+"""Requires: Scaler, optimizers and clipping are called in an order that keeps the scale of the gradients well defined:
+scale, backward, unscale_ once if gradients are read, step of each optimizer through the scaler, one update, gradients
+cleared. Fails for a clip before unscale_, unscale_ twice or for each micro-batch, an update that is missing or between
+two optimizers, an optimizer stepped directly, a loss that was not scaled, a loss scale or a skipped step by which ranks
+part, gradients that no step clears, float16 parameters under a scaler, and float16 gradients without a loss scale where
+they vanish. Warns for float16 autocast or float16 parameters without a scaler where nothing vanished yet, also where a
+scaler is enabled and no step uses it. In bfloat16 and float32 no scaler is needed.
 
-The order is that of PyTorch's automatic mixed precision examples: scale, backward (as often as gradients accumulate),
-unscale_ once if gradients are read or changed, step each optimizer, update once, clear the gradients.
+Measured: The methods of torch.amp.GradScaler, optimizer steps, clipping and backward passes are recorded while the
+steps run; the state of each optimizer's gradients (scaled by which scale, divided out or not) is followed from call to
+call. Gradients that are cleared before they are used do not count. Where an optimizer is stepped directly, one gradient
+is made infinite in a run of its own.
+
+Causes: Gradient clipping added later, gradient accumulation, several losses or optimizers, model.half().
+
+Fix: Follow the order above, see PyTorch's Automatic Mixed Precision examples; call update once in each step.
 """
 
 from __future__ import annotations
@@ -12,14 +24,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ampcheck.catalog.training import SCALER_PROTOCOL, SCHEDULER_SKIP
-from ampcheck.core.check import Evidence
+from ampcheck.checks.training import parted
+from ampcheck.checks.training._order import limits_follow, never_cleared
+from ampcheck.core.check import Check, Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
-from ampcheck.core.text import counted, listed
-from ampcheck.training.loop import StepError, same_loss
-from ampcheck.training.protocol.events import Act, Event, ProtocolStats, injected_text
-from ampcheck.training.protocol.order import limits_follow, never_cleared, stepped_first
+from ampcheck.core.subject import Kind
+from ampcheck.core.text import listed
+from ampcheck.records.protocol import Act, Event, ProtocolStats, StepError, same_loss
+from ampcheck.records.reductions import ReplicaStats
+
+CHECK = Check(
+    "scaler-protocol",
+    "training",
+    __doc__,
+    subjects=(Kind.TRAINING, Kind.CALL),
+    needs=("ProtocolStats", "ReplicaStats"),
+    order=602,
+    evidence=("tests/corpus/training/optimizer_stepped_past_the_scaler", "nanogpt: a loss that is not scaled"),
+)
 
 _USES = (Act.SCALE, Act.UNSCALE, Act.SCALER_STEP, Act.UPDATE)
 _LOSS_SCALE = 64.0
@@ -62,8 +85,14 @@ _HINTS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
-    """`scaler-protocol`: the calls come in the order that gradients of a known scale need."""
+def check(stats: ProtocolStats | ReplicaStats, limits: Limits) -> list[Finding]:
+    """The calls come in the order that gradients of a known scale need, and ranks agree on the scale."""
+    if isinstance(stats, ProtocolStats):
+        return _of_calls(stats, limits)
+    return [CHECK.fail(stats.subject, stats.message, **parted(stats))] if stats.drift.scaler else []
+
+
+def _of_calls(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     order = _Order(stats.events)
     breaches = list(order.breaches())
     if order.limits_follow():
@@ -85,69 +114,15 @@ def check_protocol(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     if findings:
         return findings
     if not any(e.act in (Act.SCALE, Act.SCALER_STEP, Act.UPDATE) and e.enabled for e in stats.events):
-        return [SCALER_PROTOCOL.absent(stats.subject, f"no GradScaler was in use in {stats.steps} steps")]
+        return [CHECK.absent(stats.subject, f"no GradScaler was in use in {stats.steps} steps")]
     acts = [event.act for event in stats.events]
     counts = {act: acts.count(act) for act in (Act.BACKWARD, Act.SCALER_STEP, Act.UPDATE)}
     if not counts[Act.SCALER_STEP]:
         text = f"a GradScaler scaled losses, but no optimizer was stepped through it in {stats.steps} steps"
-        return [SCALER_PROTOCOL.skip(stats.subject, text)]
+        return [CHECK.skip(stats.subject, text)]
     calls = ", ".join(f"{count} {act.value}{'s' if count != 1 else ''}" for act, count in counts.items())
     text = f"{calls} came in the order that they need"
-    return [SCALER_PROTOCOL.passed(stats.subject, text, sum(counts.values()))]
-
-
-def check_scheduler_skip(stats: ProtocolStats) -> list[Finding]:
-    """`scheduler-skip`: a scheduler does not step where the scaler skipped its optimizer's step."""
-    steps = [e for e in stats.events if e.act is Act.SCHEDULER_STEP]
-    skips = [e for e in stats.events if e.act is Act.SCALER_STEP and e.skipped]
-    if not steps:
-        return [SCHEDULER_SKIP.absent(stats.subject, "no scheduler stepped")]
-    early = stepped_first(stats.events)
-    since: dict[str, list[Event]] = defaultdict(list)
-    wrong: list[tuple[Event, Event]] = []
-    for event in stats.events:
-        if event.act is Act.SCALER_STEP:
-            for scheduler in {e.who for e in steps if e.optimizers == event.optimizers}:
-                since[scheduler].append(event)
-        elif event.act is Act.SCHEDULER_STEP:
-            before = since.pop(event.who, [])
-            if before and all(step.skipped for step in before):
-                wrong.append((event, before[-1]))
-    if not wrong and early is not None:
-        hint = "call scheduler.step() after optimizer.step()"
-        return [SCHEDULER_SKIP.warn(stats.subject, early[1], where=early[0].where, hint=hint)]
-    if not skips:
-        return [SCHEDULER_SKIP.absent(stats.subject, "no optimizer step was skipped")]
-    if not wrong:
-        text = f"the scaler skipped {counted(len(skips), 'optimizer steps')}, and no scheduler stepped for one of them"
-        return [SCHEDULER_SKIP.passed(stats.subject, text, len(skips))]
-    done = sum(e.act is Act.SCALER_STEP and not e.skipped for e in stats.events)
-    first, skipped = wrong[0]
-    message = (
-        f"a scheduler must step with the optimizer; {first.who} stepped {counted(len(wrong), 'times')} after "
-        f"scaler.step had skipped {skipped.optimizers[0]}: {counted(done, 'updates')} but "
-        f"{counted(len(steps), 'scheduler steps')}{_injected(stats)}"
-    )
-    hint = (
-        "compare the scale around scaler.update() and step the scheduler only where it did not fall: "
-        "before = scaler.get_scale(); scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
-    )
-    shown = Evidence(where=first.where, observed=len(wrong), limit=0.0, unit="steps", hint=hint)
-    return [SCHEDULER_SKIP.fail(stats.subject, message, **shown)]
-
-
-def steps_past_scaler(events: Sequence[Event]) -> bool:
-    """Whether a loss was scaled, and an optimizer was stepped directly that never steps through a scaler."""
-    scaled = any(e.act in (Act.SCALE, Act.UNSCALE) and e.enabled for e in events)
-    through = {name for e in events if e.act is Act.SCALER_STEP and e.enabled for name in e.optimizers}
-    direct = (e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler)
-    return scaled and any(e.who not in through for e in direct)
-
-
-def applied_nonfinite(events: Sequence[Event]) -> tuple[str, ...]:
-    """Parameters to which an optimizer that was stepped directly applied an infinite or NaN gradient."""
-    direct = [e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler]
-    return tuple(dict.fromkeys(name for event in direct for name in event.nonfinite))
+    return [CHECK.passed(stats.subject, text, sum(counts.values()))]
 
 
 def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
@@ -188,7 +163,7 @@ def _missing_scaler(stats: ProtocolStats, limits: Limits) -> list[Finding]:
     shown = Evidence(where=narrow[0].where, hint=hint)
     if stats.lost is not None:
         shown = Evidence(**shown, observed=stats.lost, limit=limits.underflow, unit="share of the gradient")
-    return [SCALER_PROTOCOL.finding(Verdict.FAIL if vanished else Verdict.WARN, stats.subject, message, **shown)]
+    return [CHECK.finding(Verdict.FAIL if vanished else Verdict.WARN, stats.subject, message, **shown)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,13 +357,9 @@ def _finding(stats: ProtocolStats, breach: _Breach) -> Finding:
         message = f"{message.partition(', on gradients')[0]}, on gradients that it divides by the scale itself"
     if breach.rule == "guarded step" or by_hand:
         if stats.applied:
-            message += f"; it applied infinite or NaN gradients to {listed(stats.applied)}{_injected(stats)}"
+            message += f"; it applied infinite or NaN gradients to {listed(stats.applied)}{stats.in_trial}"
         elif stats.invariant:  # the step may look for infinities itself, which no event shows
             verdict = Verdict.WARN
     hint = breach.hint or _HINTS[breach.rule]
     shown = Evidence(where=breach.event.where, hint=hint, kind=breach.rule)
-    return SCALER_PROTOCOL.finding(verdict, stats.subject, message, **shown)
-
-
-def _injected(stats: ProtocolStats) -> str:
-    return "" if stats.injected is None else f" {injected_text(stats.injected)}"
+    return CHECK.finding(verdict, stats.subject, message, **shown)

@@ -1,12 +1,13 @@
-"""Calls of a training loop to its scaler, optimizers, clipping and schedulers, as plain data for the checks."""
+"""Calls of a training loop to its scaler, optimizers, clipping and schedulers, and the steps that raised."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from ampcheck.core.run import Where
-from ampcheck.training.loop import StepError
 
 
 class Act(str, Enum):
@@ -101,6 +102,23 @@ def injected_text(step: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class StepError:
+    """A step that did not come to its end. `kind`: `raised`, `memory` (out of memory) or `value` (no float).
+
+    The exception itself is not stored: its traceback keeps every local of the step alive, tensors and graphs included.
+    rank: of the process, where it is another one. op: the method of a GradScaler that raised.
+    """
+
+    step: int
+    kind: str
+    message: str
+    file: str = ""
+    line: int | None = None
+    rank: int | None = None
+    op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ProtocolStats:
     """The events of the observed steps, and what other measurements say about their gradients.
 
@@ -125,3 +143,41 @@ class ProtocolStats:
     damage: str = ""
     format: str = ""
     scalers: tuple[str, ...] = ()
+
+    @property
+    def in_trial(self) -> str:
+        """The clause that names the trial, if there was one."""
+        return "" if self.injected is None else f" {injected_text(self.injected)}"
+
+
+def same_loss(first: float, second: float) -> bool:
+    """Whether two runs of one step returned the same value, NaN for NaN."""
+    return first == second or (math.isnan(first) and math.isnan(second))
+
+
+def without_gradients(events: Sequence[Event]) -> Event | None:
+    """The first step of an optimizer, if no step of any had a gradient."""
+    steps = [event for event in events if event.act is Act.OPTIMIZER_STEP]
+    return steps[0] if len(steps) > 1 and not any(event.gradients for event in steps) else None
+
+
+def all_skipped(events: Sequence[Event]) -> bool:
+    """Whether scalers skipped every step, and no optimizer was stepped directly."""
+    steps = [event for event in events if event.act in OF_STEPS]
+    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
+    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
+    return bool(skips) and all(skips) and not direct
+
+
+def steps_past_scaler(events: Sequence[Event]) -> bool:
+    """Whether a loss was scaled, and an optimizer was stepped directly that never steps through a scaler."""
+    scaled = any(e.act in (Act.SCALE, Act.UNSCALE) and e.enabled for e in events)
+    through = {name for e in events if e.act is Act.SCALER_STEP and e.enabled for name in e.optimizers}
+    direct = (e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler)
+    return scaled and any(e.who not in through for e in direct)
+
+
+def applied_nonfinite(events: Sequence[Event]) -> tuple[str, ...]:
+    """Parameters to which an optimizer that was stepped directly applied an infinite or NaN gradient."""
+    direct = [e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler]
+    return tuple(dict.fromkeys(name for event in direct for name in event.nonfinite))

@@ -1,4 +1,4 @@
-"""The loss-scale window: which loss scales keep the gradients of a step inside float16.
+"""The loss scales that keep gradients inside float16, and the steps of a scaler.
 
 A backward pass multiplies every gradient by the loss scale before it is rounded to float16. Rounding is monotone, so
 the elements that a power of two as scale loses follow exactly from how many elements each binade contains, without
@@ -14,22 +14,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
-
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
+from ampcheck.core.run import Where
 
 POOL = "all tensors together"
 """The name under which the pool of all tensors binds the lower end of a window."""
 
+
 FEW = 8
 """A tensor with fewer nonzero elements than this counts in the pool only: one element decides too much of its share."""
 
-_LOWEST, _HIGHEST = -1074, 1023
+
+LOWEST, _HIGHEST = -1074, 1023
 """The powers of two of float64, which bound all scales. The bins of magnitudes go one further, to 1024."""
+
 
 _FLUSH = math.frexp(format_of("float16").flushes_at)[1] - 1
 """log2 of the largest magnitude that rounds to zero."""
+
 
 _OVERFLOW = format_of("float16").overflows_at
 
@@ -61,23 +64,6 @@ class GradientHistogram:
         """The share of the nonzero elements that rounds to zero at a scale of ``2**scale``."""
         lost = sum([count for b, count in self.counts.items() if b + scale <= _FLUSH])
         return lost / self.nonzero if lost else 0.0
-
-
-def histogram_of(tensor: torch.Tensor) -> GradientHistogram:
-    """The exact histogram of an unscaled gradient, a strided real tensor of any shape and floating dtype.
-
-    Rounding noise must be left out (a key's bias before a softmax has no other gradient): no scale keeps it.
-    """
-    magnitudes = tensor.detach().reshape(-1).double().abs()
-    finite = magnitudes[magnitudes < math.inf]  # false for NaN as well
-    nonzero = finite[finite > 0]
-    mantissa, exponent = torch.frexp(nonzero)
-    counts = torch.bincount(exponent.long() - (mantissa == 0.5).long() - _LOWEST).tolist()
-    return GradientHistogram(
-        {number + _LOWEST: count for number, count in enumerate(counts) if count},
-        float(nonzero.amax()) if nonzero.numel() else 0.0,
-        magnitudes.numel() - finite.numel(),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +161,7 @@ def scale_window(histograms: Mapping[str, GradientHistogram], *, share: float) -
 
     Without a nonzero element the window is as wide as float64.
     """
-    needed, needed_by = _LOWEST, POOL
+    needed, needed_by = LOWEST, POOL
     candidates = [(POOL, _pool(histograms))]
     candidates += [(name, histogram) for name, histogram in histograms.items() if histogram.nonzero >= FEW]
     for name, histogram in candidates:
@@ -216,5 +202,133 @@ def _needed(histogram: GradientHistogram, share: float) -> int:
     for b in sorted(histogram.counts):
         lost += histogram.counts[b]
         if lost / whole > share:
-            return max(_FLUSH - b + 1, _LOWEST)
-    return _LOWEST
+            return max(_FLUSH - b + 1, LOWEST)
+    return LOWEST
+
+
+COLLAPSE = 8
+"""Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""
+
+
+_OFTEN = 0.1
+"""A share of skipped steps that is no accident of single batches any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerStep:
+    """What a scaler did between two updates, or in one step of the loop where it was not updated.
+
+    step: the number of the loop's step. scale: the one in use. taken, skipped: calls of `scaler.step` that did and did
+    not step their optimizer. new_scale: the one after `update`; None without one. nonfinite: parameters whose gradient
+    was infinite or NaN.
+    """
+
+    step: int
+    scale: float
+    taken: int = 0
+    skipped: int = 0
+    new_scale: float | None = None
+    nonfinite: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerStats:
+    """The steps of one scaler. enabled: False where it passes everything through."""
+
+    enabled: bool
+    steps: tuple[ScalerStep, ...]
+
+    @property
+    def skipped_by(self) -> dict[str, int]:
+        """How often each parameter was not finite in a skipped step."""
+        return dict(Counter(name for step in self.steps for name in step.nonfinite))
+
+    @property
+    def trajectory(self) -> tuple[tuple[int, float, bool], ...]:
+        """(step, scale, whether no optimizer was stepped) of each scaler step."""
+        return tuple((step.step, step.scale, not step.taken) for step in self.steps if step.taken or step.skipped)
+
+    @property
+    def scale_in_use(self) -> float | None:
+        """The scale of the last step that was taken; None where none was."""
+        return next((step.scale for step in reversed(self.steps) if step.taken), None)
+
+    @property
+    def last_scale(self) -> float | None:
+        """The scale that the next step would have."""
+        if not self.steps:
+            return None
+        last = self.steps[-1]
+        return last.scale if last.new_scale is None else last.new_scale
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaleStats(ScalerStats):
+    """The steps of a scaler, and what is known of its loss scale; without an enabled one the scale is 1.
+
+    format: the 16-bit format in which gradients flow, `""` where none does. window: of float16 gradients, predicted
+    from the histograms of the unscaled ones; None where none was measured. first_op: the op in which a value first
+    became infinite or NaN. verified: (scale, worst share lost, whether a gradient was not finite) of real backward
+    passes. damage: what the scale in use does to the gradients of all parameters together, where another one would save
+    them. real_lost: the share that each parameter lost in the backward pass that `gradient-underflow` judges, at
+    `real_scale`. counted: in which steps gradients were counted as they are, "" where float64 says what they would be.
+    What vanished already is not in their window then, nor what overflows in the steps that were skipped.
+    """
+
+    subject: str
+    format: str
+    window: ScaleWindow | None
+    first_op: Where | None = None
+    verified: tuple[tuple[float, float, bool], ...] = ()
+    damage: str = ""
+    real_scale: float | None = None
+    real_lost: Mapping[str, float] = field(default_factory=dict)
+    counted: str = ""
+
+    @property
+    def scale(self) -> float | None:
+        """The scale to judge: the one in use, 1 without a scaler."""
+        return self.scale_in_use if self.enabled else 1.0
+
+    @property
+    def measured_window(self) -> ScaleWindow | None:
+        """The window, where a gradient with a nonzero element was measured."""
+        return self.window if self.window is not None and self.window.nonzero else None
+
+    @property
+    def unusable(self) -> tuple[int, float] | None:
+        """(step, scale) of the first scale that is not positive and finite; of the next step where that is the last."""
+        steps = [(step, scale) for step, scale, _ in self.trajectory]
+        if steps and self.last_scale is not None:
+            steps.append((steps[-1][0] + 1, self.last_scale))
+        return next(((step, scale) for step, scale in steps if not is_usable(scale)), None)
+
+    @property
+    def updated(self) -> bool:
+        """Whether the scaler was updated."""
+        return any(step.new_scale is not None for step in self.steps)
+
+    @property
+    def often_skipped(self) -> float | None:
+        """The share of steps that was skipped after the first that was taken; None where the scale grew before them."""
+        skips = [skip for _, _, skip in self.trajectory]
+        later = skips[skips.index(False) + 1 :] if False in skips else []
+        grown = sum(step.new_scale is not None and step.new_scale > step.scale for step in self.steps)
+        share = sum(later) / len(later) if later else 0.0
+        return share if sum(later) - grown > COLLAPSE and share > _OFTEN else None
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether no step was taken or no scaler is in use, and every real backward pass overflows, at every scale."""
+        idle = not self.enabled or self.scale_in_use is None
+        return idle and bool(self.verified) and all(overflows for _, _, overflows in self.verified)
+
+    def measured(self, scale: float | None) -> tuple[float, bool] | None:
+        """(worst share lost, whether a gradient was not finite) of the real backward pass at a scale."""
+        return next(((lost, overflows) for at, lost, overflows in self.verified if at == scale), None)
+
+
+def power(scale: float) -> str:
+    """A scale as text: a power of two with its exponent, `2^16`; small ones, and all others, in digits."""
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and not 1 <= scale <= 1024 else f"{scale:.6g}"

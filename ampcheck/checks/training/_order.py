@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from ampcheck.training.protocol.events import OF_STEPS, Act, Event
+from ampcheck.records.protocol import OF_STEPS, Act, Event
 
 _REPEATED = 2
 """Steps with gradients of earlier ones as well, from which they count as never cleared."""
@@ -66,17 +66,3 @@ def stepped_first(events: Sequence[Event]) -> tuple[Event, str] | None:
             )
             return event, message
     return None
-
-
-def without_gradients(events: Sequence[Event]) -> Event | None:
-    """The first step of an optimizer, if no step of any had a gradient."""
-    steps = [event for event in events if event.act is Act.OPTIMIZER_STEP]
-    return steps[0] if len(steps) > 1 and not any(event.gradients for event in steps) else None
-
-
-def all_skipped(events: Sequence[Event]) -> bool:
-    """Whether scalers skipped every step, and no optimizer was stepped directly."""
-    steps = [event for event in events if event.act in OF_STEPS]
-    skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
-    direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
-    return bool(skips) and all(skips) and not direct
