@@ -126,7 +126,9 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
     notes += explained_by_digits(again) or explained_by_digits(related)
     notes += explained_by_tables(again, coarsest)
     if again.differing and len(live) > 1:
-        notes += explained_by_ties(again, decided_by_ties(live, again.differing))
+        tied, beside = decided_by_ties(live, again.differing)
+        notes += explained_by_ties(again, tied)
+        independent = beside if next(iter(again.differing), ("",))[0] == "gradient" and beside else independent
     if opaque and again.differing and (behind := _behind_kernels(again, independent, kernels)):
         return _wrong_kernel(behind, independent, judged)
     parity = _another(again, independent) if again.differing else _agree(runs, again, keys)

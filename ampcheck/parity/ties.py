@@ -28,16 +28,16 @@ too little for a smooth function to show it, see `FLOAT64_NOISE` and `FLOAT64_AL
 
 
 class _Beside:
-    """Moves data of the same values by the same, however often and in which order they enter. masks: also what holds
-    zeros and ones alone; stayed: there was such."""
+    """Moves data of the same values by the same, however often and in which order they enter. constants: also single
+    numbers, and what holds zeros and ones alone; stayed: there was such."""
 
-    def __init__(self, sign: int, *, masks: bool) -> None:
-        self._sign, self._masks, self._seen = sign, masks, Counter[int]()
+    def __init__(self, sign: int, *, constants: bool) -> None:
+        self._sign, self._constants, self._seen = sign, constants, Counter[int]()
         self.stayed = False
 
     def __call__(self, exact: torch.Tensor) -> torch.Tensor:
         finite = exact.where(exact.isfinite(), 0.0)
-        if not self._masks and is_mask(finite):
+        if not self._constants and (exact.numel() == 1 or is_mask(finite)):
             self.stayed = True
             return exact
         content = zlib.crc32(exact.numpy().tobytes())
@@ -47,25 +47,28 @@ class _Beside:
         return exact + noise * (self._sign * _BESIDE * (float(finite.square().mean().sqrt()) or 1.0))
 
 
-def decided_by_ties(sides: Sequence[Side], differing: Mapping[Key, str], *, masks: bool = False) -> list[Key]:
-    """Those of the results in which two functions part that a tie or a kink decides; what is finite in one alone is no
-    such. masks: move what holds zeros and ones alone as well, which is done where nothing is found without."""
+def decided_by_ties(
+    sides: Sequence[Side], differing: Mapping[Key, str], *, constants: bool = False
+) -> tuple[list[Key], list[Execution]]:
+    """Those of the results in which two functions part that a tie or a kink decides, and both executions beside such;
+    what is finite in one alone is no such. constants: move masks and single numbers as well, as where nothing is found
+    without."""
     places: list[list[Execution]] = []
     keys = [key for key, how in differing.items() if how != NONFINITE]
-    beside = [_Beside(sign, masks=masks) for sign in (1, 1, -1, -1)]
+    beside = [_Beside(sign, constants=constants) for sign in (1, 1, -1, -1)]
     for moves in (beside[:2], beside[2:]):
         try:
             runs = [execute(s, independent=True, trail=Trail(), change=m) for s, m in zip(sides, moves, strict=True)]
         except UsageError:  # a function need not be defined there
-            return []
+            return [], []
         keys = [key for key in keys if all(key in run.results for run in runs) and _agree(runs, key)]
         places.append(runs)
         if not keys:
             break
     keys = [key for key in keys if any(_jumps(runs, key) for runs in zip(*places, strict=True))]
-    if not keys and not masks and any(move.stayed for move in beside):
-        return decided_by_ties(sides, differing, masks=True)
-    return keys
+    if not keys and not constants and any(move.stayed for move in beside):
+        return decided_by_ties(sides, differing, constants=True)
+    return keys, places[0]
 
 
 def _jumps(runs: Sequence[Execution], key: Key) -> bool:

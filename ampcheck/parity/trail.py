@@ -112,7 +112,7 @@ class Trail:
         written = {id(tensor) for tensor in call.written}
         inputs = [t for t in call.inputs if has_companions(t) and t.numel()]
         parents = tuple(self.number(t, as_view=id(t) not in written) for t in inputs)
-        live = any(self.records[parent].live for parent in parents) and not call.traits.shaped
+        live = any(self.records[parent].live for parent in parents) and not call.traits.unset
         opaque = is_opaque(call)
         for tensor in (*call.fresh, *call.written):
             if has_companions(tensor) and tensor.numel():

@@ -60,39 +60,34 @@ def run_with_twins(
 
 
 def _stand_in(record: Record, other: Trail) -> tuple[set[int], torch.Tensor]:
-    """What stands for data: values of the other run of which they are roundings, or parts of it, as of projections that
-    one side fuses; and the records of these, none where there are no such."""
-    value = record.value.double()
-    pieces = [r for r in other.records if r.kept and len(r.shape) == len(record.shape) and not r.value.is_complex()]
-    for dim in range(len(record.shape)) if not record.value.is_complex() else ():
-        width, place, used, exact = record.shape[dim], 0, set[int](), value.clone()
-        while place < width:
-            found = next((f for r in pieces if (f := _part_at(record, place, r, dim)) is not None), None)
-            if found is None:
-                break
-            twin, part = found
-            exact.narrow(dim, place, part.shape[dim]).copy_(part)
-            used.add(id(twin))
-            place += part.shape[dim]
-        else:
+    """What stands for data: values of the other run of which they are roundings, or parts of such, as of projections
+    that one side fuses; and the records of these, none where there are no such."""
+    value = record.value
+    for dim in range(0 if value.is_complex() else value.dim()):
+        exact, place, used = value.double(), 0, set[int]()
+        while place < value.shape[dim] and (
+            found := _first_part(value.narrow(dim, place, value.shape[dim] - place), dim, other)
+        ):
+            exact.narrow(dim, place, found[1].shape[dim]).copy_(found[1])
+            used.add(id(found[0]))
+            place += found[1].shape[dim]
+        if place == value.shape[dim]:
             return used, exact
     return set(), value
 
 
-def _part_at(record: Record, place: int, twin: Record, dim: int) -> tuple[Record, torch.Tensor] | None:
-    """What stands for the elements of data from a place along a dimension on: a value of the other run, or, of a longer
-    one, a part."""
-    assert twin.kept is not None
-    length, size = record.shape[dim], twin.shape[dim]
-    if [n for d, n in enumerate(twin.shape) if d != dim] != [n for d, n in enumerate(record.shape) if d != dim]:
-        return None
-    if place + min(length, size) > length:
-        return None
-    for start in range(0, size - min(length, size) + 1, min(length, size)):
-        values = [t.narrow(dim, start, min(length, size)) for t in (twin.value, twin.kept[1].exact)]
-        part = _unrounded(record.value.narrow(dim, place, min(length, size)), *values)
-        if part is not None:
-            return twin, part
+def _first_part(value: torch.Tensor, dim: int, other: Trail) -> tuple[Record, torch.Tensor] | None:
+    """A value of the other run, or a part of it along a dimension, of which the first elements are roundings."""
+    for twin in other.records:
+        if twin.kept is None or twin.value.is_complex() or len(twin.shape) != value.dim():
+            continue
+        size = min(twin.shape[dim], value.shape[dim])
+        first = value.narrow(dim, 0, size)
+        for start in range(0, twin.shape[dim] - size + 1, size):
+            real, exact = (t.narrow(dim, start, size) for t in (twin.value, twin.kept[1].exact))
+            part = _unrounded(first, real, exact) if real.shape == first.shape else None
+            if part is not None:
+                return twin, part
     return None
 
 

@@ -60,6 +60,7 @@ HONEST: dict[str, tuple[Any, Any, torch.Tensor]] = {
         WHOLE,
     ),
     "abs and where": (torch.abs, lambda x: torch.where(x >= 0, x, -x), WHOLE),
+    "relu6 and the smaller": (F.relu6, lambda x: torch.minimum(F.relu(x), torch.tensor(6.0)), 3 * WHOLE),
     "hardtanh and clamp": (F.hardtanh, lambda x: x.clamp(-1, 1), WHOLE),
     "leaky relu and where": (lambda x: F.leaky_relu(x, 0.1), lambda x: torch.where(x >= 0, x, 0.1 * x), WHOLE),
     "a pool and the largest": (lambda x: F.max_pool2d(x, 2), pooled, IMAGE),
@@ -129,6 +130,14 @@ def test_a_tie_hides_nothing_else(name: str) -> None:
     a, b, x = PLANTED[name]
     found = compare(Side("a", a, (x,)), Side("b", b, (x,)))
     assert found.outcome == ANOTHER, found
+
+
+def test_beside_a_tie_the_op_of_a_wrong_gradient_is_named() -> None:
+    def wrong(x: Any) -> Any:
+        return _backward_times(1.01)((x @ LAYER).clamp(min=0)) @ LAYER
+
+    found = compare(Side("a", lambda x: F.relu(x @ LAYER) @ LAYER, (PADDED,)), Side("b", wrong, (PADDED,)))
+    assert "then b runs backward, aten::mul" in found.message, found
 
 
 @settings(max_examples=12)
