@@ -105,6 +105,10 @@ def _accepted(added: Any) -> Any:
         raise UsageError(f"the name {check} is one of ampcheck's own checks")
     if not check.needs:
         raise UsageError(f"{check} must name the records that it needs: without one it is never called")
+    records = {name for own in _own() for name in own.check.needs}
+    if unknown := [name for name in check.needs if name not in records]:
+        meant = did_you_mean(unknown[0], records) or f"there are {', '.join(sorted(records))}"
+        raise UsageError(f"{check} needs {unknown[0]}, which is no record of ampcheck: {meant}")
     if missing := [f"{name}:" for name in SECTIONS if not sections(check.page or "").get(name)]:
         raise UsageError(f"the docstring needs paragraphs that begin with {', '.join(missing)}")
     return added

@@ -30,7 +30,7 @@ _UNJUDGED = {Verdict.UNDECIDED: "warning", Verdict.INCOMPLETE: "warning", Verdic
 
 
 class Rule(Protocol):
-    """The page of a check, as the catalogue has it."""
+    """The page of a check, as the registry has it."""
 
     @property
     def family(self) -> str:

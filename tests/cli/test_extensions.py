@@ -188,6 +188,10 @@ BROKEN = {
     "raises when it is imported": ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
     "has no function": (COUNTS.partition("def check")[0], "has no attribute 'check'"),
     "needs no record": (COUNTS.replace('"ProtocolStats",', ""), "acme-counts must name the records that it needs"),
+    "needs a record that there is not": (
+        COUNTS.replace('"ProtocolStats",', '"ProtocolStat",'),
+        "acme-counts needs ProtocolStat, which is no record of ampcheck: did you mean ProtocolStats?",
+    ),
     "takes a name of ours": (COUNTS.replace("acme-counts", "overflow"), "overflow is one of ampcheck's own checks"),
     "has no page": (COUNTS.replace("Fix:", "Cure:"), "the docstring needs paragraphs that begin with Fix:"),
 }
