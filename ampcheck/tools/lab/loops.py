@@ -8,7 +8,8 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -195,20 +196,16 @@ class Loop:
                     self.scaler.step(self.optimizer)
                 else:
                     self.scaler.scale(self.forward(number, self.model)).backward()  # type: ignore[no-untyped-call]
-            lost = next((f for f in shadow.faults if f.kind == OVERFLOW), None)
-            if lost is not None:
-                return self._culprit(lost.where, lost.dtype, lost.elements, update)
-            for parameter in self.model.parameters():
-                place = first_nonfinite(shadow, (parameter,))
-                if place is not None:
-                    dtype = str(parameter.dtype).removeprefix("torch.")
-                    return self._culprit(place, dtype, int((~parameter.isfinite()).sum()), update)
+            made = (Culprit(f.where, f.dtype, f.elements) for f in shadow.faults if f.kind == OVERFLOW)
+            left = (
+                Culprit(place, str(parameter.dtype).removeprefix("torch."), int((~parameter.isfinite()).sum()))
+                for parameter in self.model.parameters()
+                if (place := first_nonfinite(shadow, (parameter,))) is not None
+            )
+            if (culprit := next(chain(made, left), None)) is not None:
+                # In the update no module runs, and the source line is the lab's own.
+                return replace(culprit, where=Where("update", op=culprit.where.op)) if update else culprit
         return None
-
-    @staticmethod
-    def _culprit(where: Where, dtype: str, elements: int, update: bool) -> Culprit:
-        """In the update no module runs, and the source line is the lab's own."""
-        return Culprit(Where("update", op=where.op) if update else where, dtype, elements)
 
 
 def train(loop: Loop, steps: int) -> TrainingRun:
