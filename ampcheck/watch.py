@@ -249,7 +249,7 @@ def watch(
 
     Training: a measured step needs memory for a copy of the weights and 64 MiB; weights of 16 bits need a second copy
     and one byte per element during the whole block. Steps inside compiled code cannot be measured. Compiled: entering
-    resets Dynamo; the next call compiles statistics in, up to twice as long, once more where a value is not finite.
+    resets Dynamo; the next call compiles statistics in, up to twice as long.
 
     An exception of the block propagates; the run is emitted first. Switches of autocast that the block changed are
     restored where it is watched. Raises `UsageError` for an object that is no model, optimizer or scaler, an unknown

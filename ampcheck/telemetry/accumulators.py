@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -24,7 +23,14 @@ _SUMMED_AT = 64
 _SMALLEST = format_of("float32").smallest_subnormal
 """A value that flushes in bfloat16 is subnormal in float32: no larger number may replace the amax of such a value."""
 
-_STATISTICS = ("amax", "smallest", "above", "zero", "lost", "tiny", "kept", "finite", "number", "nan")
+_STATISTICS = {
+    **{name: name for name in ("amax", "smallest", "lost", "tiny", "kept", "number")},
+    "zero": "lost",
+    "finite": "kept",
+    "nan": "number",
+}
+"""Names of `Layout`, each with the one that stands for it at a site that lacks it."""
+
 _COUNTS = ("zeros", "flushed", "subnormals", "overflowed", "infs", "nans", "numel")
 _MERGE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     **dict.fromkeys(("amax", "lost", "newest"), torch.maximum),
@@ -37,11 +43,11 @@ _Values: TypeAlias = "list[float] | list[int] | list[bool] | list[list[float]]"
 
 
 class GraphAccumulators:
-    """All calls of one graph, an accumulator for each owner. layouts: of the lean and of the full vector."""
+    """All calls of one graph, an accumulator for each owner. layout: of the packed vectors."""
 
-    def __init__(self, sites: tuple[Site, ...], lean: Layout, full: Layout) -> None:
-        self.sites, self.layouts = sites, (lean, full)
-        self.device: torch.device | None = None
+    def __init__(self, sites: tuple[Site, ...], layout: Layout) -> None:
+        self.sites, self.layout = sites, layout
+        self._device: torch.device | None = None
         self._accumulators: dict[int, Accumulator] = {}
 
     @property
@@ -62,83 +68,35 @@ class GraphAccumulators:
 
     def upload(self, device: torch.device) -> None:
         """Create the tables on the device of the vectors; not before a call, since graphs compile with fake tensors."""
-        if self.device == device:
+        if self._device == device:
             return
-        self.device = device
-        limits = [thresholds(site) for site in self.sites]
-        self.kept, self.lost, self.tiny = (
-            self.row([limit[name] for limit in limits]) for name in ("kept", "lost", "tiny")
-        )
-        self.cast = _upload([site.cast for site in self.sites], device)
+        self._device = device
+        numbers = range(len(self.sites))
+        self.lost = _upload([thresholds(site)["lost"] for site in self.sites], device, torch.float64)
         self.written = _upload([site.infinite for site in self.sites], device)
-        self.before = self.row([[float(i in site.before) for i in range(len(self.sites))] for site in self.sites])
-        self.decoders = tuple(_Decoder(layout, self) for layout in self.layouts)
-        least, limit = [], []
-        entries = frozenset(self.layouts[0].entries)
-        for site, name in self.layouts[0].entries:
-            open_end = name == "amax" and (site, "kept") not in entries
-            open_start = name == "smallest" and (site, "tiny") not in entries
-            least.append(limits[site]["tiny"] if open_start else -math.inf)
-            limit.append(limits[site]["kept"] if open_end else math.nan)
-        self._least, self._limit = self.row(least), self.row(limit)
+        before = [[float(number in site.before) for number in numbers] for site in self.sites]
+        self.before = _upload(before, device, torch.float64)
+        column = {entry: number for number, entry in enumerate(self.layout.entries)}
+        self._columns = {
+            name: _upload([column.get((site, name), column.get((site, instead), 0)) for site in numbers], device)
+            for name, instead in _STATISTICS.items()
+        }
+        numels = [math.nan if numel is None else float(numel) for numel in self.layout.numels]
+        self._numel = _upload(numels, device, torch.float64)
 
-    def row(self, values: _Values) -> torch.Tensor:
-        """Numbers as float64 on the device."""
-        return _upload(values, self.device, torch.float64)
-
-    def is_incomplete(self, packed: torch.Tensor) -> torch.Tensor:
-        """Whether the lean statistics of a call are incomplete: see `append_statistics`."""
-        return (~(packed >= self._least) | (packed >= self._limit)).any()  # a NaN is not >= anything
-
-
-class _Decoder:
-    """Turns packed vectors of one layout into exclusive counts."""
-
-    def __init__(self, layout: Layout, tables: GraphAccumulators) -> None:
-        self._tables = tables
-        columns: dict[str, dict[int, int]] = {name: {} for name in _STATISTICS}
-        for column, (site, name) in enumerate(layout.entries):
-            columns[name][site] = column
-        sites = range(len(layout.numels))
-        on = tables.device
-        self._columns = {name: _upload([by_site.get(i, 0) for i in sites], on) for name, by_site in columns.items()}
-        self._has = {name: _upload([i in by_site for i in sites], on) for name, by_site in columns.items()}
-        self._numel = tables.row([math.nan if n is None else float(n) for n in layout.numels])
-
-    def __call__(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The exclusive counts of every call and site, each `[calls, sites]` in float64; packed is `[calls, entries]`.
-
-        Where the lean statistics are incomplete, a count is what is certain: at least one.
-        """
-        tables = self._tables
-
-        def count(name: str, otherwise: torch.Tensor) -> torch.Tensor:
-            return torch.where(self._has[name], packed[:, self._columns[name]], otherwise)
-
-        amax, smallest = packed[:, self._columns["amax"]], packed[:, self._columns["smallest"]]
-        nothing = torch.zeros_like(amax)
-        numel = torch.where(self._numel.isnan(), count("number", nothing) + count("nan", nothing), self._numel)
-        # NaN is not above anything: then only what counts as lost is certain.
-        vague = self._has["above"] & amax.isnan()
-        lowest = torch.where(vague, count("lost", nothing), numel - count("above", numel))
-        zero = torch.where(tables.cast, count("zero", lowest), count("lost", lowest))
-        lost = count("lost", zero)
-        kept = count("kept", numel)
-        finite = torch.where(tables.cast, count("finite", kept), kept)
-        number = count("number", finite)
-        unsure = ~self._has["kept"]
-        over = unsure & (amax >= tables.kept)
-        faint = ~self._has["tiny"] & (smallest < tables.tiny)
-        overflows = over & tables.cast & amax.isfinite()
+    def counts(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The exclusive counts of each call and site, `[calls, sites]` in float64. packed: `[calls, entries]`."""
+        seen = {name: packed[:, columns] for name, columns in self._columns.items()}
+        numel = torch.where(self._numel.isnan(), seen["number"] + seen["nan"], self._numel)
         return {
-            "amax": torch.where(amax.isfinite() & ~(over & ~tables.cast), amax, 0.0),
-            "smallest": smallest,
-            "zeros": zero,
-            "flushed": lost - zero,
-            "subnormals": count("tiny", lost + faint.double()) - lost,
-            "overflowed": finite - kept + overflows.double(),
-            "infs": number - finite + (over & ~overflows).double(),
-            "nans": numel - number + (unsure & amax.isnan()).double(),
+            "amax": seen["amax"],
+            "smallest": seen["smallest"],
+            "zeros": seen["zero"],
+            "flushed": seen["lost"] - seen["zero"],
+            "subnormals": seen["tiny"] - seen["lost"],
+            "overflowed": seen["finite"] - seen["kept"],
+            "infs": seen["number"] - seen["finite"],
+            "nans": numel - seen["number"],
             "numel": numel,
         }
 
@@ -158,44 +116,26 @@ class Accumulator:
     tables: GraphAccumulators
     order: int = 0
     measured: int = 0
-    _waiting: dict[bool, list[tuple[int, torch.Tensor]]] = field(default_factory=lambda: defaultdict(list))
+    _waiting: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     _sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    _answers: list[tuple[torch.cuda.Event, torch.Tensor]] = field(default_factory=list)
 
-    def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
+    def add(self, call: int, packed: torch.Tensor) -> None:
         """Add the statistics of one call."""
         self.measured += 1
-        self._waiting[full].append((call, packed))
-        if len(self._waiting[full]) >= _SUMMED_AT:
-            self._sum(full)
+        self._waiting.append((call, packed))
+        if len(self._waiting) >= _SUMMED_AT:
+            self._sum()
 
-    def is_incomplete(self, packed: torch.Tensor) -> bool:
-        """Whether lean statistics are incomplete. On CUDA the answer is that of earlier calls, so that nothing waits
-        for the device; on other devices the answer is no."""
-        device = device_of(packed)
-        self.tables.upload(device)
-        answer = self.tables.is_incomplete(packed)
-        if device.type != "cuda":
-            return device.type == "cpu" and bool(answer)
-        with torch.cuda.device(answer.device):
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copy = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu").copy_(answer, non_blocking=True)
-            event.record()
-        self._answers.append((event, copy))
-        arrived = list(itertools.takewhile(lambda pending: pending[0].query(), self._answers))  # type: ignore[no-untyped-call]
-        self._answers = self._answers[len(arrived) :]
-        return any(bool(copy) for _, copy in arrived)
-
-    def _sum(self, full: bool) -> None:
+    def _sum(self) -> None:
         """Add the waiting calls to the sums."""
-        waiting = self._waiting.pop(full, None)
-        if not waiting:
+        if not self._waiting:
             return
-        packed = torch.stack([vector for _, vector in waiting])
-        tables = self.tables
-        tables.upload(device_of(packed))
-        calls = _upload([call for call, _ in waiting], device_of(packed))
-        counts = tables.decoders[full](packed)
+        packed = torch.stack([vector for _, vector in self._waiting])
+        tables, device = self.tables, device_of(packed)
+        tables.upload(device)
+        calls = _upload([call for call, _ in self._waiting], device)
+        self._waiting.clear()
+        counts = tables.counts(packed)
         over, inf, nan = counts["overflowed"] > 0, counts["infs"] > 0, counts["nans"] > 0
         bad = over | inf | nan
         # Whether any site that this one was computed from is bad, is NaN, is bad and not written as a mask.
@@ -222,8 +162,7 @@ class Accumulator:
 
     def read(self, owner: Owner) -> Iterator[SiteStats]:
         """The statistics of each site. Waits for the device."""
-        for full in (False, True):
-            self._sum(full)
+        self._sum()
         sums = {name: value.tolist() for name, value in self._sums.items()}
         for number, site in enumerate(self.tables.sites):
             known = {"smallest": math.inf, "first": math.inf} | {name: values[number] for name, values in sums.items()}

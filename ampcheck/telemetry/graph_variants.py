@@ -1,21 +1,17 @@
-"""One graph in its variants: plain, with the lean statistics, with the full ones; and comparisons of two of them."""
+"""One graph in two variants, plain and with its statistics; and comparisons of the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ampcheck.core.errors import brief
 from ampcheck.telemetry.accumulators import Accumulator
 from ampcheck.torchtools.interception import Runnable
 from ampcheck.torchtools.private import HigherOrderOperator, OpOverload
 from ampcheck.torchtools.restore import save_random_state
-
-_INCOMPLETE_CALLS = 3
-"""Calls with incomplete lean statistics after which a graph is always measured in full."""
 
 OTHER_STRIDES = "graphs whose outputs have other strides when they are measured"
 
@@ -24,33 +20,25 @@ _COMPARED_BYTES = 1 << 30
 
 
 class GraphVariants:
-    """One graph three times: plain, with the lean statistics, and, once these are incomplete, with the full ones.
+    """One graph twice: plain, and with its statistics. The first measured call runs both, to detect whether measuring
+    changes a result.
 
-    On the CPU a call whose lean statistics are incomplete is run again with the full ones, on equal inputs and random
-    numbers; on a device the next measured call is. The first measured call also runs the plain variant, to detect
-    whether measuring changes a result.
-
-    written: inputs that every variant writes to. donated: inputs whose memory only the plain variant reuses.
+    written: inputs that both variants write to. donated: inputs whose memory only the plain variant reuses.
     single_run: why the graph may run only once on the same inputs, "" where it may run again.
     """
 
     def __init__(
         self,
         plain: Runnable,
-        lean: Runnable,
-        full: Callable[[], Runnable],
+        measured: Runnable,
         written: frozenset[int] = frozenset(),
         donated: frozenset[int] = frozenset(),
         single_run: str = "",
     ) -> None:
-        self.plain, self._lean, self._compile_full = plain, lean, full
+        self.plain, self._measured = plain, measured
         self._written, self._donated = written, donated
         self.single_run = single_run
-        self._full: Runnable | None = None
         self._differences: list[torch.Tensor] | None = None
-        self._incomplete = 0
-        self._full_is_next = False
-        self.failure = ""
         self.other_strides = False
         """Whether the outputs of the measured variant have other strides; then only the plain one runs."""
 
@@ -60,38 +48,13 @@ class GraphVariants:
             return self._run_compared(inputs, call, accumulator)
         if self.other_strides:
             return self.plain(inputs)
-        if (self._full_is_next or self._incomplete >= _INCOMPLETE_CALLS) and (full := self._full_variant()) is not None:
-            self._full_is_next = False
-            outputs = full(inputs)
-            accumulator.add(call, _own(outputs[-1]), full=True)
-            return outputs[:-1]
-        again, restore = None, save_random_state()
-        if not self.single_run and not _on_device(inputs):  # else the copies only cost memory
-            again = copied_inputs(inputs, self._written)
-        outputs = self._lean(inputs)
-        packed = _own(outputs[-1])
-        if accumulator.is_incomplete(packed):
-            self._incomplete += 1
-            if again is None:
-                self._full_is_next = True
-            elif (full := self._full_variant()) is not None:
-                restore()
-                accumulator.add(call, _own(full(again)[-1]), full=True)
-                return outputs[:-1]
-        accumulator.add(call, packed, full=False)
+        outputs = self._measured(inputs)
+        accumulator.add(call, _own(outputs[-1]))
         return outputs[:-1]
-
-    def _full_variant(self) -> Runnable | None:
-        if self._full is None and not self.failure:
-            try:
-                self._full = self._compile_full()
-            except Exception as error:  # noqa: BLE001  # the user's run goes on with the lean statistics
-                self.failure = brief(error)
-        return self._full
 
     def release(self) -> None:
         """Keep only the plain graph."""
-        self._lean, self._full, self._compile_full = self.plain, None, _released
+        self._measured = self.plain
 
     def difference(self) -> float | None:
         """The largest relative difference that measuring made to an output; None where both have not run."""
@@ -99,8 +62,7 @@ class GraphVariants:
 
     def unseen(self) -> list[str]:
         """What was not measured, and why."""
-        failed = f"graphs whose full statistics could not be compiled: {self.failure}" if self.failure else ""
-        return [text for text in (failed, OTHER_STRIDES if self.other_strides else "", self.single_run) if text]
+        return [text for text in (OTHER_STRIDES if self.other_strides else "", self.single_run) if text]
 
     def _run_compared(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
         """Run the plain variant twice, then the measured one. An output of which two plain runs differ already (sums by
@@ -128,10 +90,6 @@ class GraphVariants:
                     self.other_strides = True
                     outputs[number] = value
         return outputs
-
-
-def _released() -> Runnable:
-    raise RuntimeError("the watch is over")
 
 
 def written_inputs(module: fx.GraphModule) -> frozenset[int]:

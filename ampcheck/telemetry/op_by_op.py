@@ -60,7 +60,7 @@ class OpByOp:
             packed = self._packed(inputs)
             restore()
         if packed is not None:
-            accumulator.add(call, packed, full=True)
+            accumulator.add(call, packed)
         return self.plain(inputs)
 
     def _packed(self, inputs: list[Any]) -> torch.Tensor | None:
@@ -106,16 +106,13 @@ def layout_of(sites: Mapping[fx.Node, Site]) -> Layout:
 
 
 def _names(site: Site, unknown_size: bool) -> tuple[str, ...]:
-    return "amax", "smallest", *counted(site, full=True), *(("nan",) if unknown_size else ())
+    return "amax", "smallest", *counted(site), *(("nan",) if unknown_size else ())
 
 
 def _measured(value: torch.Tensor, site: Site, unknown_size: bool) -> torch.Tensor:
     """The statistics of a value in the order of `_names`, float64; see `Layout`."""
     magnitude, limits = value.float().abs(), thresholds(site)
-    tests = {
-        name: magnitude < limits[name] if name in _BELOW else magnitude <= limits[name]
-        for name in counted(site, full=True)
-    }
+    tests = {name: magnitude < limits[name] if name in _BELOW else magnitude <= limits[name] for name in counted(site)}
     above = magnitude > limits["zero" if site.cast else "lost"]
     smallest = torch.where(above, magnitude, math.inf).amin()
     amax = torch.where(tests["finite" if site.cast else "kept"], magnitude, 0.0).amax()

@@ -23,34 +23,23 @@ _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _EXACT = torch.iinfo(torch.int32).max
 """Counts up to here fit in int32, which is the cheapest to add in: a long sum in float32 is added in cascades."""
 
-_NEVER_SMALL = 2.0**-100
-"""Most models have no subnormal of a format whose normal numbers reach below this: the lean statistics count none."""
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The contents of a packed vector.
 
-    entries: the site and the name of each of its numbers. amax: the largest magnitude, finite where `finite` (or, of a
-    value that is in its format already, `kept`) is counted too, else NaN or infinite if a value was; smallest: the
-    smallest nonzero one, infinity if there is none; above: how many are nonzero, which shares its test with smallest
-    and replaces `zero` (of a value in its format: `lost`) in the lean set, where there is no NaN. All other names are
-    counts of elements up to a threshold on the magnitude: zero (0), lost (rounds to zero), tiny (to zero or a
-    subnormal), kept (to a finite value), finite, number (all but NaN); nan. numels: elements of each site, None where
-    its shape is symbolic; it then has `number` and `nan`.
+    entries: the site and the name of each of its numbers. amax: the largest finite magnitude; smallest: the smallest
+    nonzero one, infinity if there is none. All other names are counts of elements up to a threshold on the magnitude:
+    zero (0), lost (rounds to zero), tiny (to zero or a subnormal), kept (to a finite value), finite, number (all but
+    NaN); nan. numels: elements of each site, None where its shape is symbolic; it then has `nan`.
     """
 
     entries: tuple[tuple[int, str], ...]
     numels: tuple[int | None, ...]
 
 
-def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, full: bool) -> Layout:
-    """Append one float64 vector with the statistics of all `sites` to the outputs of a lowered graph.
-
-    full: everything that `Layout` names. Otherwise the lean set, which is complete as long as no value overflows, is
-    inf or NaN, or is smaller than the normal numbers of a format that reaches down as far as float32 does; see
-    `Accumulator.is_incomplete`.
-    """
+def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site]) -> Layout:
+    """Append one float64 vector with the statistics of all `sites` to the outputs of a lowered graph."""
     graph = module.graph
     nodes = list(graph.nodes)
     output = nodes[-1]
@@ -58,7 +47,7 @@ def append_statistics(module: fx.GraphModule, sites: Mapping[fx.Node, Site], *, 
     groups: dict[tuple[torch.dtype, int], list[tuple[tuple[int, str], fx.Node]]] = {}
     for number, (node, site) in enumerate(sites.items()):
         emit = _Emitter(graph, _insertion_point(nodes, node), node)
-        for name, total in _reductions(emit, node, site, full or site.infinite):
+        for name, total in _reductions(emit, node, site):
             value = total.meta["val"]
             groups.setdefault((value.dtype, value.ndim), []).append(((number, name), total))
     emit = _Emitter(graph, output, next(iter(sites)))
@@ -118,7 +107,7 @@ def _insertion_point(nodes: Sequence[fx.Node], node: fx.Node) -> fx.Node:
     return next((nodes[i + 1] for i in range(begin + 1, len(nodes) - 1) if is_product(nodes[i])), nodes[-1])
 
 
-def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[tuple[str, fx.Node]]:
+def _reductions(emit: _Emitter, node: fx.Node, site: Site) -> list[tuple[str, fx.Node]]:
     """The statistics of one value with their names, each of one element in as many dimensions: Inductor writes such
     results directly to where they are packed; after a reshape each would first have memory of its own."""
     magnitude = emit(_ATEN.abs.default, emit.to(node, torch.float32))
@@ -128,16 +117,12 @@ def _reductions(emit: _Emitter, node: fx.Node, site: Site, full: bool) -> list[t
     above = emit(_ATEN.gt.Scalar, magnitude, limits["zero" if site.cast else "lost"])
     smallest = emit(_ATEN.amin.default, emit.where(above, magnitude, math.inf), dims, True)
     tests: dict[str, fx.Node] = {}
-    for name in counted(site, full):
-        if name == "above":
-            tests[name] = above
-            continue
+    for name in counted(site):
         below = _ATEN.lt.Scalar if name in ("tiny", "kept", "finite") else _ATEN.le.Scalar
         tests[name] = emit(below, magnitude, limits[name])
     if numel is None:
-        tests["number"] = tests.get("number") or emit(_ATEN.le.Scalar, magnitude, math.inf)
         tests["nan"] = emit(_ATEN.ne.Tensor, magnitude, magnitude)
-    largest = emit.where(tests["finite" if site.cast else "kept"], magnitude, 0.0) if full else magnitude
+    largest = emit.where(tests["finite" if site.cast else "kept"], magnitude, 0.0)
     kind = torch.int32 if numel is not None and numel <= _EXACT else torch.int64
     return [
         ("amax", emit(_ATEN.amax.default, largest, dims, True)),
@@ -157,9 +142,6 @@ def thresholds(site: Site) -> dict[str, float]:
     return {**below, "finite": math.inf, "number": math.inf}
 
 
-def counted(site: Site, full: bool) -> tuple[str, ...]:
+def counted(site: Site) -> tuple[str, ...]:
     """The names of the counts of a site. A value in its format already is what it rounds to."""
-    if full:
-        return ("zero", "lost", "tiny", "kept", "finite", "number") if site.cast else ("lost", "tiny", "kept", "number")
-    low = ("lost", "tiny") if site.cast else ("tiny",)
-    return ("above", *low) if format_of(site.format).smallest_normal > _NEVER_SMALL else ("above",)
+    return ("zero", "lost", "tiny", "kept", "finite", "number") if site.cast else ("lost", "tiny", "kept", "number")

@@ -8,7 +8,7 @@ once and its statistics are computed beside it (`aside`). Nothing is read from t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from ampcheck.telemetry.graph_variants import OTHER_STRIDES, GraphVariants, runs
 from ampcheck.telemetry.op_by_op import OpByOp, layout_of
 from ampcheck.telemetry.owners import NO_OWNER, Owner, Owners, TensorNames
 from ampcheck.telemetry.sites import Level, Site, of_unknown_size, ops_in_16_bits, select_sites, split_source
-from ampcheck.telemetry.statistics import Layout, append_statistics
+from ampcheck.telemetry.statistics import append_statistics
 from ampcheck.torchtools.interception import BACKWARD, LoweredGraph, Runnable, intercepted, unsupported
 from ampcheck.torchtools.private import OpOverload
 
@@ -138,12 +138,12 @@ class Telemetry:
         self.in_16_bits += ops_in_16_bits(lowered.module.graph, lowered.phase)
         single_run = runs_once(lowered.module)
         beside = self.aside and not single_run
-        lean, full = lowered.copied(), lowered.copied()
-        written = written_inputs(lowered.module)
+        measured, written = lowered.copied(), written_inputs(lowered.module)
+        spare = lowered.copied() if beside else measured
         try:
-            sites = select_sites(lean.graph, self.level, lowered.phase, lowered.sources)
+            sites = self._sites(lowered, measured)
             if sites:
-                layouts = [layout_of(sites)] if beside else self._layouts(lowered, lean, full, sites)
+                layout = layout_of(sites) if beside else append_statistics(measured, sites)
         except Exception as error:  # noqa: BLE001  # an unknown construct in the graph must not end the user's run
             self._unseen[f"graphs to which no statistics could be added: {brief(error)}"] += 1
             return lowered.compiled()
@@ -152,21 +152,22 @@ class Telemetry:
         if not sites:
             self._unseen[f"graphs without a value to measure at level {self.level.value!r}"] += 1
             return lowered.compiled()
-        plain, later = lowered.compiled(), lowered.later(full)
+        plain = lowered.compiled()
         variants: GraphVariants | OpByOp
         if beside:
+            later = lowered.later(spare)
 
             def compile() -> Runnable:
-                entries = self._append_all(lowered, full).entries
-                order, run = [entries.index(entry) for entry in layouts[0].entries], later()
+                entries = append_statistics(spare, self._sites(lowered, spare)).entries
+                order, run = [entries.index(entry) for entry in layout.entries], later()
                 return lambda inputs: (run(inputs)[-1][order],)
 
-            variants = OpByOp(plain, lean, sites, compile, written)
-        elif (run_lean := self._compiled(lowered, lean)) is not None:
-            variants = GraphVariants(plain, run_lean, later, written, lowered.donated, single_run)
+            variants = OpByOp(plain, measured, sites, compile, written)
+        elif (compiled := self._compiled(lowered, measured)) is not None:
+            variants = GraphVariants(plain, compiled, written, lowered.donated, single_run)
         else:
             return plain
-        accumulators = GraphAccumulators(tuple(sites.values()), layouts[0], layouts[-1])
+        accumulators = GraphAccumulators(tuple(sites.values()), layout)
         owners = Owners(self._names, lowered.sources)
         graph = _Graph(lowered.phase, accumulators, owners, variants, _identifying_outputs(lowered))
         self._graphs.append(graph)
@@ -176,16 +177,14 @@ class Telemetry:
             self._forwards[lowered.key] = graph
         return self._measuring(graph)
 
-    def _layouts(
-        self, lowered: LoweredGraph, lean: fx.GraphModule, full: fx.GraphModule, sites: Mapping[fx.Node, Site]
-    ) -> list[Layout]:
-        """Append lean and full statistics, each to a copy of the graph."""
-        return [append_statistics(lean, sites, full=False), self._append_all(lowered, full)]
+    def _sites(self, lowered: LoweredGraph, module: fx.GraphModule) -> dict[fx.Node, Site]:
+        """The sites in a copy of the graph."""
+        return select_sites(module.graph, self.level, lowered.phase, lowered.sources)
 
-    def _compiled(self, lowered: LoweredGraph, lean: fx.GraphModule) -> Runnable | None:
-        """The graph with the lean statistics, compiled; None where that fails or changes the layout of an output."""
+    def _compiled(self, lowered: LoweredGraph, module: fx.GraphModule) -> Runnable | None:
+        """The graph with its statistics, compiled; None where that fails or changes the layout of an output."""
         try:
-            run, strides = lowered.variant(lean)
+            run, strides = lowered.variant(module)
         except Exception as error:  # noqa: BLE001  # the compiler may fail on the added ops
             self._unseen[f"graphs that could not be compiled with statistics: {brief(error)}"] += 1
             return None
@@ -210,11 +209,6 @@ class Telemetry:
             return outputs
 
         return run
-
-    def _append_all(self, lowered: LoweredGraph, module: fx.GraphModule) -> Layout:
-        """Append the full statistics to a copy of a graph."""
-        sites = select_sites(module.graph, self.level, lowered.phase, lowered.sources)
-        return append_statistics(module, sites, full=True)
 
     def read(self, subject: str = "") -> TelemetryStats:
         """The statistics so far. Waits for the device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -85,7 +85,7 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
     def handler(lowered: interception.LoweredGraph) -> interception.Runnable:
         module = lowered.copied()
         sites = select_sites(module.graph, Level.ALL, lowered.phase, lowered.sources)
-        append_statistics(module, sites, full=False)
+        append_statistics(module, sites)
         plain = lowered.compiled()
         run, _ = lowered.variant(module)
 
@@ -113,19 +113,9 @@ def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
 
 
 class Silent:
-    """Statistics are dropped, and always complete."""
+    """Statistics are dropped."""
 
-    def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None: ...
-
-    def is_incomplete(self, packed: torch.Tensor) -> bool:
-        return False
-
-
-def variants(plain: Callable[[list[Any]], Any], lean: Callable[[list[Any]], Any]) -> GraphVariants:
-    def never() -> interception.Runnable:
-        raise AssertionError("the lean statistics are complete")
-
-    return GraphVariants(plain, lean, never)
+    def add(self, call: int, packed: torch.Tensor) -> None: ...
 
 
 PACKED = torch.zeros(1, dtype=torch.float64)
@@ -133,7 +123,7 @@ PACKED = torch.zeros(1, dtype=torch.float64)
 
 def test_the_size_of_a_perturbation_is_told_relative_to_the_output() -> None:
     value = torch.tensor([3.0, 4.0])
-    both = variants(lambda inputs: (inputs[0],), lambda inputs: (inputs[0] + torch.tensor([0.0, 0.5]), PACKED))
+    both = GraphVariants(lambda inputs: (inputs[0],), lambda inputs: (inputs[0] + torch.tensor([0.0, 0.5]), PACKED))
 
     assert both.difference() is None, "nothing has run"
     both.run([value], 0, Silent())
@@ -143,7 +133,7 @@ def test_the_size_of_a_perturbation_is_told_relative_to_the_output() -> None:
 
 def test_an_output_that_two_plain_runs_give_differently_tells_nothing() -> None:
     runs = iter((1.0, 2.0))
-    both = variants(lambda inputs: (inputs[0] * next(runs),), lambda inputs: (inputs[0] * 3, PACKED))
+    both = GraphVariants(lambda inputs: (inputs[0] * next(runs),), lambda inputs: (inputs[0] * 3, PACKED))
 
     both.run([torch.ones(2)], 0, Silent())
 
@@ -164,7 +154,7 @@ def test_an_output_that_two_plain_runs_give_differently_tells_nothing() -> None:
 def test_nan_and_infinity_agree_with_themselves_and_with_nothing_else(
     plain: list[float], measured: list[float], difference: float
 ) -> None:
-    both = variants(lambda inputs: (torch.tensor(plain),), lambda inputs: (torch.tensor(measured), PACKED))
+    both = GraphVariants(lambda inputs: (torch.tensor(plain),), lambda inputs: (torch.tensor(measured), PACKED))
 
     both.run([torch.ones(2)], 0, Silent())
 
@@ -179,15 +169,15 @@ def test_a_graph_whose_outputs_would_lie_otherwise_in_memory_runs_plain_only() -
         ran.append("plain")
         return (inputs[0] + 1,)
 
-    def lean(inputs: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        ran.append("lean")
+    def measured(inputs: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        ran.append("measured")
         return (inputs[0] + 1).T.contiguous().T, PACKED
 
-    both = variants(plain, lean)
+    both = GraphVariants(plain, measured)
     outputs = [both.run([torch.ones(2, 3)], call, Silent())[0] for call in range(2)]
 
     assert both.other_strides
-    assert ran == ["plain", "plain", "lean", "plain"]
+    assert ran == ["plain", "plain", "measured", "plain"]
     assert [out.stride() for out in outputs] == [(3, 1), (3, 1)]
 
 
@@ -200,14 +190,11 @@ def test_the_plain_graph_may_reuse_the_memory_of_its_inputs_and_the_measured_one
 
     seen: list[float] = []
 
-    def lean(inputs: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def measured(inputs: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         seen.append(inputs[0].sum().item())
         return (inputs[0] * 2, PACKED)
 
-    def never() -> interception.Runnable:
-        raise AssertionError("the lean statistics are complete")
-
-    both = GraphVariants(plain, lean, never, frozenset(), frozenset({0}))
+    both = GraphVariants(plain, measured, frozenset(), frozenset({0}))
     (out,) = both.run([torch.ones(2, 6)[:, :3]], 0, Silent())
 
     assert seen == [6.0]

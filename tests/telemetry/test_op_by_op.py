@@ -29,8 +29,7 @@ class Accumulator:
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
 
-    def add(self, call: int, packed: torch.Tensor, *, full: bool) -> None:
-        assert full
+    def add(self, call: int, packed: torch.Tensor) -> None:
         self.seen.append(packed)
 
 
@@ -144,8 +143,8 @@ def test_results_are_those_of_the_compiled_graph_and_inputs_and_random_numbers_s
 
 
 def test_statistics_are_read_whatever_default_device_the_run_has_left() -> None:
-    accumulators = GraphAccumulators((site(cast=False),), *[Layout(((0, "amax"), (0, "smallest")), (4,))] * 2)
-    accumulators.of(0).add(0, torch.tensor([3.0, 1.0], dtype=torch.float64), full=True)
+    accumulators = GraphAccumulators((site(cast=False),), Layout(((0, "amax"), (0, "smallest")), (4,)))
+    accumulators.of(0).add(0, torch.tensor([3.0, 1.0], dtype=torch.float64))
     with torch.device("meta"):
         (seen,) = accumulators.read({})
     assert (seen.amax, seen.smallest) == (3.0, 1.0)

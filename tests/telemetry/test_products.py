@@ -24,18 +24,13 @@ def every_pattern(dtype: torch.dtype) -> torch.Tensor:
 
 
 def product_of(rows: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, SiteStats]:
-    """Two vectors' outer product, and its statistics by eager kernels: the lean ones where they are complete."""
+    """Two vectors' outer product, and its statistics by eager kernels."""
     arguments = rows[:, None], columns[None]
-    results, vectors, layouts, sites = torch.empty(0), [], [], {}
-    for full in (False, True):
-        module = make_fx(lambda a, b: (torch.mm(a, b),), tracing_mode="fake")(*arguments)
-        sites = select_sites(module.graph, Level.CASTS, "forward")
-        layouts.append(append_statistics(module, sites, full=full))
-        results, packed = module(*arguments)
-        vectors.append(packed)
-    accumulator = GraphAccumulators(tuple(sites.values()), *layouts).of(0)
-    full = accumulator.is_incomplete(vectors[0])
-    accumulator.add(0, vectors[full], full=full)
+    module = make_fx(lambda a, b: (torch.mm(a, b),), tracing_mode="fake")(*arguments)
+    sites = select_sites(module.graph, Level.CASTS, "forward")
+    accumulator = GraphAccumulators(tuple(sites.values()), append_statistics(module, sites)).of(0)
+    results, packed = module(*arguments)
+    accumulator.add(0, packed)
     (site,) = accumulator.read({})
     return results, site
 

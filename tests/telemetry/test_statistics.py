@@ -158,7 +158,7 @@ def compared() -> list[Compared]:
         ours, eager = lowered.copied(), lowered.copied()
         for module in (ours, eager):
             sites = select_sites(module.graph, Level.CASTS, lowered.phase, lowered.sources)
-            layout = append_statistics(module, sites, full=True)
+            layout = append_statistics(module, sites)
         run, _ = lowered.variant(ours)
 
         def both(inputs: list[Any]) -> Sequence[Any]:

@@ -49,10 +49,8 @@ class Compiled:
     def measured(self, many: Sequence[torch.Tensor]) -> tuple[list[SiteStats], list[tuple[torch.Tensor, ...]]]:
         """The statistics of these calls alone, and what each call gave."""
         before = self._graph.accumulators
-        self._graph.accumulators = GraphAccumulators(before.sites, *before.layouts)
+        self._graph.accumulators = GraphAccumulators(before.sites, before.layout)
         self._graph.calls.clear()
-        if self._graph.variants is not None:
-            self._graph.variants._incomplete = 0  # as if it had never had to look closer
         self._telemetry.on = True
         try:
             given_back = [self._run(x, self.weight) for x in many]
