@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ampcheck.core.errors import UsageError
-from ampcheck.report.github import annotations_in_job, append_summary
+from ampcheck.report.github import annotations_in_job
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run, Table
@@ -182,24 +182,16 @@ def finish(
     failed: whether the exit code is 1; by default `run.failed`. rules: pages of checks, by default of all.
     Raises `UsageError`, after the report, if a file cannot be written.
     """
-    from ampcheck.report.outputs import write_output
+    from ampcheck.report.outputs import write_outputs
 
     if rules is None:
         from ampcheck.checks import REGISTRY
 
         rules = REGISTRY
-    folder = Path.cwd()
-    written, errors, out = list[str](), list[UsageError](), out or Stdout()
-    for name, path in outputs_of(options).items():
-        try:
-            write_output(run, name, Path(path), kind=options.kind, rules=rules, folder=folder)
-            written.append(f"{OUTPUTS[name][0]}: {path}")
-        except UsageError as error:  # noqa: PERF203  # the others are written all the same
-            errors.append(error)
-    try:
-        append_summary(run, options.kind)
-    except UsageError as error:
-        errors.append(error)
+    folder, paths, out = Path.cwd(), outputs_of(options), out or Stdout()
+    files = {name: Path(path) for name, path in paths.items()}
+    names, errors = write_outputs(run, files, kind=options.kind, rules=rules, folder=folder)
+    written = [f"{OUTPUTS[name][0]}: {paths[name]}" for name in names]
     written += annotations_in_job(run, folder, always=options.github)
     with out:
         show()

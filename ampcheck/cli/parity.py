@@ -80,17 +80,8 @@ def _parity(options: argparse.Namespace) -> int:
     a, b = sides_of(options.a, options.b, modules=pairs, dtype=options.dtype, backward=options.backward)
     name = f"{options.a} and {options.b}"
     run: Run = accept(judge_parity(a, b, relation=options.relation, tokens=options.tokens, name=name), load_settings())
-
-    def show() -> None:
-        from ampcheck.report import print_tables
-
-        print_report(run, verbose=options.verbose)
-        tables = run.tables if options.verbose else [t for t in run.tables if options.tokens is not None][:1]
-        if tables:
-            print()
-            print_tables(tables)
-
-    return finish(run, options, show)
+    tables = run.tables if options.verbose else ()
+    return finish(run, options, lambda: print_report(run, tables, verbose=options.verbose))
 
 
 def _record(options: argparse.Namespace) -> int:

@@ -378,7 +378,7 @@ class Suite:
         runs = {name: Run.from_json(data) for name, data in self._outcomes.runs.items()}
         label = self._watch.label
         for name, run in runs.items():
-            self._report.add_watched(f"{name} {label}", run)
+            self._report.add(run, f"{name} {label}")
         self._report.notes += notes(self._outcomes, label, verbose=self._config.option.verbose > 1)
         fail_on = load_settings().fail_on
         fatal = [f for run in runs.values() for f in run.findings if f.verdict in FAIL_ON[fail_on]]

@@ -203,12 +203,8 @@ class Report:
         self.skips = Counter[str]()
         self.notes: list[str] = []
 
-    def add(self, run: Run) -> None:
-        """Add findings of the session that belong to no test."""
-        self.entries.append(_Entry("(session)", "", "passed", run))
-
-    def add_watched(self, test: str, run: Run) -> None:
-        """Add what the watch of a test has found, which its own result does not show."""
+    def add(self, run: Run, test: str = "(session)") -> None:
+        """Add findings that no result of a test shows: those of the watch of a test, or of the session."""
         self.entries.append(_Entry(test, "", "passed", run))
 
     def pytest_report_header(self) -> str:
@@ -309,26 +305,17 @@ class Report:
     def _write(self, run: Run) -> Iterator[str]:
         """Write the requested files; one line about each. A file that cannot be written fails the session."""
         from ampcheck.checks import REGISTRY
-        from ampcheck.report.github import append_summary
-        from ampcheck.report.outputs import write_output
+        from ampcheck.report.outputs import write_outputs
 
+        files, folder = self.options.files, self.session.config.rootpath
         if not self.entries and self.session.exitstatus not in _FINISHED:
-            yield from (f"no test ran, {path} was not written" for path in self.options.files.values())
+            yield from (f"no test ran, {path} was not written" for path in files.values())
             return
-        for name, path in self.options.files.items():
-            try:
-                write_output(run, name, path, kind="pytest", rules=REGISTRY, folder=self.session.config.rootpath)
-                yield f"wrote {path}"
-            except UsageError as error:  # noqa: PERF203  # the others are written all the same
-                yield self._failed(error)
-        try:
-            append_summary(run, "pytest")
-        except UsageError as error:
-            yield self._failed(error)
-
-    def _failed(self, error: UsageError) -> str:
-        self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
-        return str(error)
+        written, errors = write_outputs(run, files, kind="pytest", rules=REGISTRY, folder=folder)
+        if errors:
+            self.session.exitstatus = self.session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        yield from (f"wrote {files[name]}" for name in written)
+        yield from map(str, errors)
 
 
 def _with_test_name(entry: _Entry) -> Run:

@@ -44,18 +44,19 @@ def closing_line(content: Sections) -> str:
 
 
 def _looked_at(content: Sections) -> Iterator[str]:
-    seen = content.coverage.seen
+    coverage = content.run.coverage
+    seen = coverage.seen
     if "optimizer steps" in seen:
         yield counted(seen["optimizer steps"], "steps")
         if "measured steps" in seen:
             yield f"{seen['measured steps']:,} measured"
     else:
         named = [counted(seen[sort], sort) for sort in ("steps", "ops") if seen.get(sort)]
-        yield ", ".join(named) or (str(content.coverage) if content.coverage.total else "nothing was looked at")
+        yield ", ".join(named) or (str(coverage) if coverage.total else "nothing was looked at")
 
 
 def _found(content: Sections) -> Iterator[str]:
-    yield counted(len(content.problems), "findings") if content.problems else "nothing found"
+    yield counted(len(content.causes), "findings") if content.causes else "nothing found"
     for verdict in (Verdict.UNDECIDED, Verdict.INCOMPLETE):
-        if count := content.counts.get(verdict, 0):
+        if count := len(content.run.of(verdict)):
             yield f"{count:,} {verdict.value}"

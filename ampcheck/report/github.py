@@ -48,7 +48,7 @@ def workflow_commands(run: Run, folder: Path) -> Iterator[str]:
     folder: a folder of the repository, to whose root GitHub's paths are relative. A file outside of it is left out.
     """
     content, root = arrange(run), repository_of(folder)
-    problems = zip(content.problems, content.following, strict=True)
+    problems = [(cause.finding, cause.following) for cause in content.causes]
     for finding, following in (*problems, *((finding, ()) for finding in content.unjudged)):
         if command := _COMMANDS.get(finding.verdict):
             parts = [finding.message, finding.hint and f"Hint: {finding.hint}"]

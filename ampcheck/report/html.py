@@ -49,12 +49,11 @@ def render_html(run: Run) -> str:
     for section in content.checks:
         for finding in section.findings:
             cells.setdefault((section.check, finding.subject), []).append(finding)
-    causes = list(zip(content.problems, content.twins, content.following, strict=True))
     unjudged = _grouped(content.unjudged)
-    shown = [(*twins, *below) for _, twins, below in causes] + [group for _, group in unjudged]
+    shown = [(*cause.twins, *cause.following) for cause in content.causes] + [group for _, group in unjudged]
     ids = {id(finding): f"finding-{n}" for n, group in enumerate(shown, 1) for finding in group}
     stories = [
-        (verdict, title, [cause for cause in causes if cause[0].verdict is verdict])
+        (verdict, title, [cause for cause in content.causes if cause.twins[0].verdict is verdict])
         for verdict, title in ((Verdict.FAIL, "What failed"), (Verdict.WARN, "Warnings"))
     ]
 

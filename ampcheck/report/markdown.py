@@ -62,14 +62,14 @@ def comment_of(run: Run, kind: str = "audit") -> str:
 def _findings(run: Run, content: Sections, quiet: Collection[Verdict]) -> Iterator[str]:
     """Problems, what was not judged, and passes if there is no problem; of a `quiet` verdict the counts."""
     names = _names(content)
-    for finding, following in zip(content.problems, content.following, strict=True):
-        yield _item(finding, names)
-        if following:
-            yield f"  - {escaped(follow_line(following))}"
+    for cause in content.causes:
+        yield _item(cause.finding, names)
+        if cause.following:
+            yield f"  - {escaped(follow_line(cause.following))}"
     for verdict in (Verdict.UNDECIDED, Verdict.INCOMPLETE, *_QUIET):
         if verdict in quiet:
             yield _counts(verdict, run.of(verdict))
-        elif verdict is not Verdict.PASS or not content.problems:
+        elif verdict is not Verdict.PASS or not content.causes:
             yield from (_item(finding, names) for finding in run.of(verdict))
 
 

@@ -9,10 +9,8 @@ from ampcheck.core.run import (
     SEVERITY,
     Cause,
     Chart,
-    Coverage,
     Finding,
     Run,
-    Scalar,
     Table,
     Verdict,
     causes,
@@ -27,12 +25,10 @@ _QUIET = (Verdict.ACCEPTED, Verdict.SKIP, Verdict.PASS)
 
 @dataclass(frozen=True, slots=True)
 class CheckSection:
-    """The findings of one check, worst first, and its evidence."""
+    """The findings of one check, worst first; none for evidence without a verdict."""
 
     check: str
     findings: tuple[Finding, ...]
-    tables: tuple[Table, ...]
-    charts: tuple[Chart, ...]
 
     @property
     def counts(self) -> Mapping[Verdict, int]:
@@ -48,11 +44,6 @@ class CheckSection:
     def passes(self) -> tuple[Finding, ...]:
         """The findings that passed."""
         return tuple(finding for finding in self.findings if finding.verdict is Verdict.PASS)
-
-    @property
-    def others(self) -> tuple[Finding, ...]:
-        """The findings that did not pass, worst first."""
-        return tuple(finding for finding in self.findings if finding.verdict is not Verdict.PASS)
 
     def worst_of(self, subject: str) -> tuple[int, Verdict]:
         """The number of findings about `subject` with its worst verdict, and that verdict; (0, skip) without any."""
@@ -73,58 +64,50 @@ class Topic:
 class Sections:
     """A run in reading order: the verdict, failures and warnings, unjudged checks, every check, evidence by topic.
 
-    `problems` are the causes, each once for all its arms; `twins` has the finding of each arm, and `following` what
-    follows from them, by the position in `problems`.
-
-    `judged` counts the subjects, each once in all its arms; `heads` are the arms by subject where there is one name,
-    and else the subjects themselves.
+    causes: of failures and warnings, each once for all its arms. heads: the arms by subject where there is one name,
+    and else the subjects themselves. judged: the number of subjects, each once in all its arms.
 
     `verdict` colours the headline. It is `pass` only if something passed, nothing failed, warned or is undecided, and
     the coverage is not empty; a run that judged nothing is a `skip`.
     """
 
-    title: str
+    run: Run
     headline: str
     verdict: Verdict
-    counts: Mapping[Verdict, int]
-    subjects: tuple[str, ...]
+    causes: tuple[Cause, ...]
     heads: Mapping[str, str]
     judged: int
-    problems: tuple[Finding, ...]
-    twins: tuple[tuple[Finding, ...], ...]
-    following: tuple[tuple[Finding, ...], ...]
     unjudged: tuple[Finding, ...]
     checks: tuple[CheckSection, ...]
     topics: tuple[Topic, ...]
-    coverage: Coverage
-    environment: Mapping[str, Scalar]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """A finding for each of the causes."""
+        return tuple(cause.finding for cause in self.causes)
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The subjects in all their arms."""
+        return tuple(dict.fromkeys(finding.subject for finding in self.run.findings))
 
 
 def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts belong to the family of the check that they name."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
-    named = (*run.findings, *(item for item in evidence if item.check))  # a damaged finding may have no name
-    by_check: dict[str, list[Finding | Table | Chart]] = {item.check: [] for item in named}
-    for item in named:
-        by_check[item.check].append(item)
-    checks = [_check_section(slug, items) for slug, items in by_check.items()]
+    slugs = [finding.check for finding in run.findings] + [item.check for item in evidence if item.check]
+    checks = [_check_section(run, slug) for slug in dict.fromkeys(slugs)]
     problems = causes(run.findings, nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN)))
     return Sections(
-        title=run.title,
-        headline=headline(run),
-        verdict=_verdict(run),
-        counts=run.counts(),
-        subjects=tuple(dict.fromkeys([finding.subject for finding in run.findings])),
-        heads=_heads(run.findings, problems),
+        run,
+        headline(run),
+        _verdict(run),
+        tuple(problems),
+        _heads(run.findings, problems),
         judged=len({finding.name for finding in run.findings}),
-        problems=tuple(cause.finding for cause in problems),
-        twins=tuple(cause.twins for cause in problems),
-        following=tuple(cause.following for cause in problems),
         unjudged=tuple(finding for verdict in _UNJUDGED for finding in run.of(verdict)),
         checks=tuple(sorted(checks, key=lambda section: [*SEVERITY, None].index(section.worst))),
         topics=_topics(run),
-        coverage=run.coverage,
-        environment=run.environment,
     )
 
 
@@ -167,19 +150,8 @@ def _verdict(run: Run) -> Verdict:
     return worst if worst not in _QUIET else Verdict.PASS if passed else Verdict.SKIP
 
 
-def _check_section(slug: str, items: Sequence[Finding | Table | Chart]) -> CheckSection:
-    findings: list[Finding] = []
-    tables: list[Table] = []
-    charts: list[Chart] = []
-    for item in items:
-        if isinstance(item, Finding):
-            findings.append(item)
-        elif isinstance(item, Table):
-            tables.append(item)
-        else:
-            charts.append(item)
-    findings.sort(key=lambda finding: SEVERITY.index(finding.verdict))
-    return CheckSection(check=slug, findings=tuple(findings), tables=tuple(tables), charts=tuple(charts))
+def _check_section(run: Run, check: str) -> CheckSection:
+    return CheckSection(check, tuple(sorted(run.by(check), key=lambda finding: SEVERITY.index(finding.verdict))))
 
 
 def _heads(findings: Sequence[Finding], problems: Iterable[Cause]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def print_run(
     every_failure = quiet or not console.is_terminal
     parts = [_heading(content, width), *_problems(content, width, verbose, every_failure=every_failure)]
     if not quiet:
-        if content.problems or verbose:
+        if content.causes or verbose:
             parts.append(Part((tuple(verdict_table(content, width)), ()), _TABLE))
         elif len(content.subjects) > 1:
             judged = f"judged: {'; '.join(content.heads[name] for name in content.subjects)}"
@@ -102,7 +102,7 @@ def _closing(width: int, more: str) -> Callable[[str], Iterator[str]]:
 
 
 def _heading(content: Sections, width: int) -> Part:
-    text = f"{content.title}: {content.headline}" if content.title else content.headline
+    text = f"{content.run.title}: {content.headline}" if content.run.title else content.headline
     wrapped = lines_of(wrap(text, width, hanging="  "), content.verdict)
     return Part((wrapped, lines_of([one_line(text, width)], content.verdict)))
 
@@ -110,9 +110,10 @@ def _heading(content: Sections, width: int) -> Part:
 def _problems(
     content: Sections, width: int, verbose: bool, *, every_failure: bool = False, shown: Container[object] = ()
 ) -> Iterator[Part]:
-    for finding, twins, following in zip(content.problems, content.twins, content.following, strict=True):
+    for cause in content.causes:
+        finding, twins = cause.finding, cause.twins
         title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
-        below = lines_of((*_other_arms(twins, width, verbose), *_following(following, width, verbose)))
+        below = lines_of((*_other_arms(twins, width, verbose), *_following(cause.following, width, verbose)))
         full = (*_titled(finding, wrap(title, width, hanging="  ")), *lines_of(_in_full(finding, width)), *below)
         short = (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width)), *below)
         single = _titled(finding, [_placed(title, finding, width)])
@@ -212,7 +213,7 @@ def _rest(content: Sections, width: int, verbose: bool, *, listed: bool = False)
     if passes := list(_passes(content, width, verbose)):
         cut = (one_line(" ".join(passes), width),)
         yield Part((lines_of(passes, Verdict.PASS), lines_of(cut, Verdict.PASS)), _SUMMARY)
-    covered = list(_coverage(content.coverage, width, listed=listed))
+    covered = list(_coverage(content.run.coverage, width, listed=listed))
     yield Part((lines_of(covered), lines_of([one_line(" ".join(covered), width)])), _SUMMARY)
 
 

@@ -23,7 +23,7 @@ def verdict_table(content: Sections, width: int) -> Iterator[Line]:
     if not judged:
         return
     if len(content.subjects) > _MANY_SUBJECTS:
-        columns = [(f"{verdict}", verdict) for verdict in content.counts]
+        columns = [(f"{verdict}", verdict) for verdict in content.run.counts()]
         counts = {name: [_cell(s.counts.get(verdict, 0), verdict) for s in judged] for name, verdict in columns}
         yield from _tables(judged, counts, width)
         return

@@ -54,11 +54,12 @@ def test_checks_come_worst_first_and_keep_their_evidence() -> None:
     assert [finding.message for finding in overflow.findings] == ["3", "2"]
     assert overflow.worst_of("a") == (1, Verdict.PASS)
     assert overflow.worst_of("c")[0] == 0
-    assert [chart.title for chart in overflow.charts] == ["c"]
-    assert [table.title for table in flush.tables] == ["t"]
+    assert [finding.message for finding in flush.findings] == ["1"]
     assert unjudged.worst is None
     assert [topic.name for topic in content.topics] == ["overflow", "flush", "unjudged", ""]
     assert [table.title for table in content.topics[-1].tables] == ["u"]
+    assert [[chart.title for chart in topic.charts] for topic in content.topics] == [["c"], [], [], []]
+    assert [[table.title for table in topic.tables] for topic in content.topics] == [[], ["t"], ["v"], ["u"]]
 
 
 @pytest.mark.parametrize(
