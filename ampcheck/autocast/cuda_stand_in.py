@@ -35,9 +35,10 @@ def placed_kind() -> str:
 
 
 def is_here(kind: str) -> bool:
-    """Whether this machine has a device of a type."""
-    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind)
-    return bool(backend.is_available())
+    """Whether PyTorch finds a device of a type."""
+    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
+    is_available = getattr(backend, "is_available", None)  # a backend of another package may have none
+    return is_available is not None and bool(is_available())
 
 
 def current_device() -> int:
@@ -73,8 +74,21 @@ def _exchange_device(index: int) -> int:
     return before
 
 
-class Event:
-    """A CUDA event: CPU ops have ended when they return, so that it waits for nothing."""
+class _Done:
+    """CPU ops run in the order in which they are called, and have ended when they return."""
+
+    def synchronize(self, *_: object, **__: object) -> None:
+        """Wait for nothing."""
+
+    wait = wait_event = wait_stream = synchronize
+
+    def query(self) -> bool:
+        """Whether the work has ended: always."""
+        return True
+
+
+class Event(_Done):
+    """A CUDA event."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         self._time = 0.0
@@ -87,19 +101,9 @@ class Event:
         """Milliseconds from this event to `end`."""
         return 1000.0 * (end._time - self._time)
 
-    def synchronize(self) -> None:
-        """Wait for nothing."""
 
-    def wait(self, stream: object = None) -> None:
-        """Wait for nothing."""
-
-    def query(self) -> bool:
-        """Whether the work before it has ended: always."""
-        return True
-
-
-class Stream:
-    """A CUDA stream: CPU ops run in the order in which they are called, so that it waits for nothing."""
+class Stream(_Done):
+    """A CUDA stream."""
 
     cuda_stream = stream_id = priority = 0
 
@@ -113,19 +117,6 @@ class Stream:
         event = event or Event()
         event.record()
         return event
-
-    def wait_event(self, event: object) -> None:
-        """Wait for nothing."""
-
-    def wait_stream(self, stream: object) -> None:
-        """Wait for nothing."""
-
-    def synchronize(self) -> None:
-        """Wait for nothing."""
-
-    def query(self) -> bool:
-        """Whether its work has ended: always."""
-        return True
 
     def is_capturing(self) -> bool:
         """Whether a graph is captured: optimizers ask, and refuse to be captured unless `capturable`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.cuda_stand_in import is_here
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.gpus import gpu_of
 from ampcheck.autocast.placement import is_open
@@ -54,8 +55,4 @@ def place(device: str) -> Placement:
 
 def is_present(kind: str) -> bool:
     """Whether this machine has a device of a type."""
-    if is_open(kind):
-        return False
-    backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
-    is_available = getattr(backend, "is_available", None)  # a backend of another package may have none
-    return is_available is not None and bool(is_available())
+    return not is_open(kind) and is_here(kind)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.autocast.cuda_stand_in import is_here
 from ampcheck.autocast.emulate import emulate
 from ampcheck.autocast.state import nesting, raw_autocast
 from ampcheck.stream.calls import close_raised_steps, subscribed
@@ -38,7 +39,7 @@ class Circumstances:
     def around(self) -> Iterator[None]:
         """Enter this before a watch begins, which then sees steps and backward passes as they run here."""
         with ExitStack() as stack:
-            if self._device != "cpu" and not _is_here(self._device):
+            if self._device != "cpu" and not is_here(self._device):
                 stack.enter_context(emulate(self._device, None if self._half else self._dtype))
             elif not self._half:
                 for device in {"cpu", self._device}:
@@ -71,11 +72,6 @@ class Circumstances:
         finally:
             for device in switched:
                 torch.set_autocast_enabled(device, True)
-
-
-def _is_here(device: str) -> bool:
-    backend: Any = torch.backends.mps if device == "mps" else getattr(torch, device)
-    return bool(backend.is_available())
 
 
 def _is_enabled(device: str) -> bool:
