@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from ampcheck.core.environment import variables
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
 
@@ -72,19 +72,11 @@ def _offline() -> Iterator[None]:
     with suppress(ImportError):
         constants = importlib.import_module("huggingface_hub.constants")
     with ExitStack() as stack:
-        stack.callback(_restore, os.environ.get(_OFFLINE))
-        os.environ[_OFFLINE] = "1"
+        stack.enter_context(variables({_OFFLINE: "1"}))
         if constants is not None:
             stack.callback(setattr, constants, _OFFLINE, getattr(constants, _OFFLINE))
             setattr(constants, _OFFLINE, True)
         yield
-
-
-def _restore(before: str | None) -> None:
-    if before is None:
-        os.environ.pop(_OFFLINE, None)
-    else:
-        os.environ[_OFFLINE] = before
 
 
 def described(target: str, built: Built) -> str:

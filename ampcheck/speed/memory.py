@@ -8,12 +8,13 @@ the same from run to run. The resident set is not read: the C library keeps free
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from ampcheck.core.environment import variables
 
 _PROBE = 12_345_664
 """Bytes of a first tensor, which shows whether the allocator reports; a multiple of 64, to which it rounds."""
@@ -106,9 +107,11 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
     from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
+    # By default the profiler's library writes two lines to standard error for each use.
+    silent = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
     for _ in range(2):
         failure: BaseException | None = None
-        with _kineto_silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with variables(silent), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
             torch.empty(_PROBE, dtype=torch.uint8)
             try:
                 step()
@@ -122,17 +125,3 @@ def _on_cpu(step: Callable[[], object]) -> Peak:
     if changes[:2] != [_PROBE, -_PROBE]:
         return Peak(None, reason="PyTorch's CPU allocator does not report to its profiler")
     return Peak(max(accumulate(changes[2:], initial=0)))
-
-
-@contextmanager
-def _kineto_silent() -> Iterator[None]:
-    """The profiler's library writes two lines to standard error for each use, by default."""
-    name = "KINETO_LOG_LEVEL"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "99"
-    try:
-        yield
-    finally:
-        os.environ.pop(name, None)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ampcheck.core.environment import variables
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.patching import once_imported, replaced, without_warning
 
@@ -152,16 +153,11 @@ def own_caches(folder: str) -> Iterator[None]:
 
     forget: Callable[[], None] = getattr(utils, "clear_caches", None) or utils.clear_inductor_caches
     names = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    forget()
     try:
-        yield
+        with variables(names):
+            forget()
+            yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         forget()
 
 

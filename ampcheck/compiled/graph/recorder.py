@@ -19,6 +19,7 @@ from ampcheck.compiled.graph.calls import CallProfiler, EagerRun
 from ampcheck.compiled.graph.run import Passes
 from ampcheck.compiled.graph.startup_hook import EVENTS
 from ampcheck.compiled.graph.trace import CompileLog, Failure, defined, frame_name, is_wrapper
+from ampcheck.core.environment import variables
 from ampcheck.core.errors import brief
 from ampcheck.core.run import Coverage, Where
 from ampcheck.numerics.measure import positive
@@ -248,14 +249,10 @@ def recorded_children() -> Iterator[Children]:
         events = Path(folder, EVENTS)
         events.touch()
         shutil.copy(Path(__file__).with_name("startup_hook.py"), Path(folder, "sitecustomize.py"))
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (folder, before) if part)
         try:
-            yield children
+            with variables({"PYTHONPATH": os.pathsep.join(part for part in (folder, before) if part)}):
+                yield children
         finally:
-            if before is None:
-                os.environ.pop("PYTHONPATH", None)
-            else:
-                os.environ["PYTHONPATH"] = before
             _read_events(children, events.read_text(encoding="utf-8"))
 
 
