@@ -3,7 +3,6 @@
 from ampcheck.health.measure import PendingHealth as PendingHealth
 from ampcheck.health.measure import health_of as health_of
 from ampcheck.health.measure import measure_health as measure_health
-from ampcheck.health.measure import read_all as read_all
 from ampcheck.records.health import TensorHealth as TensorHealth
 from ampcheck.records.health import Unmeasured as Unmeasured
 from ampcheck.torchtools.subnormals import SubnormalSupport as SubnormalSupport

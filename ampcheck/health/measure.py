@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -78,22 +77,6 @@ def measure_health(tensor: torch.Tensor, *, histogram: bool = False) -> PendingH
 def health_of(tensor: torch.Tensor, *, histogram: bool = False) -> TensorHealth | Unmeasured:
     """Measure as ``measure_health`` does, and read at once."""
     return measure_health(tensor, histogram=histogram).read()
-
-
-def read_all(pending: Iterable[PendingHealth | Unmeasured]) -> list[TensorHealth | Unmeasured]:
-    """Read several at once, in their order, with one transfer for each device."""
-    every = list(pending)
-    devices: dict[torch.device, list[torch.Tensor]] = {}
-    for health in every:
-        if isinstance(health, PendingHealth) and isinstance(health.packed, torch.Tensor):
-            devices.setdefault(health.packed.device, []).append(health.packed)
-    values = {device: iter(torch.cat(vectors).tolist()) for device, vectors in devices.items()}
-    return [
-        health.unpack(list(itertools.islice(values[health.packed.device], health.plan.width)))
-        if isinstance(health, PendingHealth) and isinstance(health.packed, torch.Tensor)
-        else health.read()
-        for health in every
-    ]
 
 
 def _implementation(values: torch.Tensor) -> Pack | Unmeasured:

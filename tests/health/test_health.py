@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
-from ampcheck.health import TensorHealth, Unmeasured, health_of, measure_health, oracle, read_all
+from ampcheck.health import TensorHealth, Unmeasured, health_of, measure_health, oracle
 from ampcheck.health.plan import plan_for
 from tests.health.bits import NARROW, WIDE, codes_of, every_pattern, from_codes, random_bits
 
@@ -179,18 +179,6 @@ def test_threads_measure_at_once():
     for (index, _), health in results.items():
         assert isinstance(health, TensorHealth)
         assert_same(health, expected[index])
-
-
-def test_several_are_read_together_in_their_order():
-    tensors = [torch.full((n,), float(n)) for n in (3, 1, 2)]
-    pending = [*map(measure_health, tensors), measure_health(torch.empty(2, device="meta"))]
-    plan = plan_for(torch.float32, True)
-    vector = type(pending[0])(oracle.pack(torch.full((5,), 5.0), plan), plan, "float32", 5)
-    other = type(pending[0])(oracle.pack(torch.full((7,), 7.0), plan), plan, "float32", 7)
-    read = read_all([vector, *pending, other])
-    assert [health.numel if isinstance(health, TensorHealth) else None for health in read] == [5, 3, 1, 2, None, 7]
-    assert [health.amax for health in read if isinstance(health, TensorHealth)] == [5, 3, 1, 2, 7]
-    assert read_all([]) == []
 
 
 def test_what_is_no_tensor_is_refused():

@@ -14,7 +14,7 @@ import sys
 import pytest
 import torch
 
-from ampcheck.health import health_of, measure_health, oracle, read_all
+from ampcheck.health import health_of, measure_health, oracle
 from ampcheck.health.plan import plan_for
 from tests.health.bits import NARROW, WIDE, every_pattern, random_bits
 from tests.health.test_health import LAYOUTS, assert_same
@@ -158,5 +158,5 @@ def test_cuda_does_not_synchronise_before_the_reading():
         pending = [measure_health(tensor, histogram=True) for tensor in tensors]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for health, tensor in zip(read_all(pending), tensors, strict=True):
-        assert_same(health, health_of(tensor.cpu(), histogram=True))
+    for health, tensor in zip(pending, tensors, strict=True):
+        assert_same(health.read(), health_of(tensor.cpu(), histogram=True))
