@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -110,7 +111,8 @@ def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | N
     """The reports of a file by the codes of their rules; None of one that is no Python."""
     with open(path, "rb") as file:
         content = file.read()
-    told = [rule for rule in chosen if all(any(n in content for n in needles) for needles in _needles(rule))]
+    contains = _Contains(content)
+    told = [rule for rule in chosen if _may_report(rule, content, contains)]
     if not told:
         return []
     try:
@@ -121,6 +123,24 @@ def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | N
         return None
     found = [(rule.check.slug, report) for rule in told for report in rule.read(source)]
     return sorted(found, key=lambda one: (one[1].line, one[0]))
+
+
+class _Contains(dict[bytes, bool]):
+    """Whether a file contains a text, looked up once."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __missing__(self, needle: bytes) -> bool:
+        found = self[needle] = needle in self._content
+        return found
+
+
+def _may_report(rule: Rule, content: bytes, contains: _Contains) -> bool:
+    """Whether a rule may have a report in a file, by its text."""
+    if not all(any(contains[needle] for needle in needles) for needles in _needles(rule)):
+        return False
+    return all(re.search(pattern.encode(), content) for pattern in rule.patterns)
 
 
 @cache

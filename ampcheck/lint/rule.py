@@ -44,8 +44,9 @@ Reader: TypeAlias = Callable[[Source], Iterator[Report]]
 class Rule:
     """A rule is one file, as a check is.
 
-    check: its code and its page. needles: a file is parsed where it contains one text of each of these. read: the
-    reports. fails: whether a report fails; others are warnings. audit: the command that proves a report.
+    check: its code and its page. needles: a file is parsed where it contains one text of each of these, and matches all
+    `patterns`: parsing takes most of the time. read: the reports. fails: whether a report fails; others are warnings.
+    audit: the command that proves a report.
     """
 
     check: Check
@@ -53,3 +54,4 @@ class Rule:
     read: Reader
     fails: bool = True
     audit: str = ""
+    patterns: tuple[str, ...] = ()

@@ -61,4 +61,5 @@ RULE = Rule(
     (("half()", "float16", "torch.half"), ("e-",)),
     _read,
     audit="ampcheck audit model.py:subject --dtype float16 --checks silent-zero,overflow",
+    patterns=(r"(\.half\(\)|float16\)|half\))[\s)]*(\+|\.clamp)|\de-\d+\s*\+", r"\d(\.\d*)?e-(0?[89]|[1-9]\d)"),
 )

@@ -50,4 +50,5 @@ RULE = Rule(
     (("half()", "float16", "torch.half"), ("masked_fill", "where(", "full")),
     _read,
     audit="ampcheck audit model.py:subject --dtype float16 --checks overflow",
+    patterns=(r"-\s*(\d+(\.\d*)?e\+?\d|\d{5,})",),
 )

@@ -55,4 +55,5 @@ RULE = Rule(
     (("arange(",), ("half", "float16")),
     _read,
     audit="ampcheck audit model.py:subject --checks precision-loss",
+    patterns=(r"torch\.arange\([\s\S]{0,200}?(\.half\(|\.bfloat16\(|torch\.(half|b?float16))",),
 )

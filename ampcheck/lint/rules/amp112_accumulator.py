@@ -51,4 +51,5 @@ RULE = Rule(
     (("half", "float16"), ("+=",), ("zeros", "tensor(")),
     _read,
     audit="ampcheck audit train.py:main --checks stagnation,precision-loss",
+    patterns=(r"= *[\w.]*(zeros|tensor|zeros_like)\([\s\S]{0,200}?dtype\s*=\s*torch\.(half|b?float16)",),
 )

@@ -60,5 +60,6 @@ RULE = Rule(
     (("torch.compile",), (".item(", ".tolist(", ".numpy(", ".any()", ".all()", "isnan")),
     _read,
     fails=False,
+    patterns=(r"@\s*torch\.compile|torch\.compile\(\s*\w+\s*[,)]",),
     audit="ampcheck audit model.py:subject --checks graph-break",
 )
