@@ -230,7 +230,8 @@ def _described(arguments: Iterable[Any]) -> str:
 
 def _run_of(trial: KernelTrial) -> Run:
     columns = ("case", "outcome", "result", "error, in roundings", "limit", "reason")
-    table = Table(f"What was tried of {trial.kernel}", columns, [astuple(tried) for tried in trial.tried], "kernel")
+    rows = [astuple(tried)[: len(columns)] for tried in trial.tried]
+    table = Table(f"What was tried of {trial.kernel}", columns, rows, "kernel")
     counts = {f"{outcome} cases": len(trial.of(outcome)) for outcome in (PASSED, REFUSED)}
     coverage = Coverage({name: count for name, count in counts.items() if count})
     found = findings(trial, resolve_limits(None))
