@@ -109,6 +109,6 @@ def traits(op: OpOverload) -> Traits:
         shaped=base.endswith("_like") or base.startswith("new_"),
         accumulates=bool({"accumulate", "reduce"}.intersection([a.name for a in schema.arguments])),
         checks=(namespace != "aten" and len(schema.returns) > 1) or short.lstrip("_").startswith("linalg_"),
-        composed=bool(composite) and not (view or row["moves"] or row.get("unset")),
+        composed=bool(composite) and not (view or row["moves"] or row.get("unset") or "copies" in row),
         **row,
     )  # fmt: skip

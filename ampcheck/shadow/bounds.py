@@ -130,8 +130,10 @@ def look(
     dims = None if whole else group_dims(value.shape)
     emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
-        smallest, largest = map(float, torch.aminmax(value.abs()))  # faster than counting zeros
-        emptier = smallest == 0.0 and int(value.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
+        bits = value.view(torch.int16).bitwise_and(0x7FFF)  # in the order of the magnitudes, and faster to compare
+        smallest, largest = [end.view(value.dtype).item() for end in torch.aminmax(bits)]
+        smallest = math.nan if math.isnan(largest) else smallest
+        emptier = smallest == 0.0 and int(bits.count_nonzero()) < int(exact.to(torch.float32).count_nonzero())
         if rounds and smallest >= format_of(value.dtype).smallest_normal and math.isfinite(largest):
             return Look(True, False, largest, False, smallest)
     if strict and _excuses(floor * unit):

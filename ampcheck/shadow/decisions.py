@@ -57,9 +57,11 @@ class Margins:
 def decides(call: Call, *, faulty: bool) -> bool:
     """Whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault.
 
-    Equality turns by rounding in any run where values lie close, and is no decision by itself.
+    Equality turns by rounding in any run where values lie close, and is no decision by itself. Nor is a cast to
+    floating numbers.
     """
-    return call.traits.decides in _MARGINS and (faulty or call.traits.decides != "equality")
+    kind = call.traits.decides
+    return kind in _MARGINS and (faulty or kind != "equality") and not (kind == "cast" and call.fresh)
 
 
 def tests_finiteness(call: Call) -> bool:

@@ -37,6 +37,9 @@ class Follower:
     def follow(self, call: Call) -> bool:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         op = call.traits
+        copies = op.copies == 0 and call.fresh and has_companions(call.args[0])
+        if copies and self._store.share(call.fresh[0], call.args[0]):
+            return True
         unit, whole = 0.0, bool(call.before) or not op.random
         for companions in call.before:
             unit = max(unit, companions.unit)
@@ -50,9 +53,6 @@ class Follower:
             return False
         if op.fills == "units" and is_constant(op, call.results):
             self._store.of(call.fresh[0], moves=False).whole = True
-            return True
-        copies = op.copies == 0 and call.fresh and has_companions(call.args[0])
-        if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
         try:
             results = self._results(call, rule)
