@@ -228,13 +228,18 @@ def source_lines(finding: Finding, width: int | None = None) -> Iterator[str]:
         yield cut(clean(finding.code), width)
 
 
-def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:
-    """What follows from each finding that is a cause, by the cause's `id`; of equal keys the first is the cause."""
-    findings = tuple(findings)
-    following: dict[int, list[Finding]] = {}
+def causes_by_key(findings: Sequence[Finding], now: Sequence[Finding]) -> dict[tuple[Scalar, ...], Finding]:
+    """The findings that others follow from by their keys, as they are `now`; of equal keys the first is the cause."""
     if not any(map(attrgetter("cause"), findings)):
-        return following
-    causes = {finding.key: finding for finding in reversed(findings) if not finding.cause}
+        return {}
+    return {old.key: new for old, new in reversed(list(zip(findings, now, strict=True))) if not old.cause}
+
+
+def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:
+    """What follows from each finding that is a cause, by the cause's `id`."""
+    findings = tuple(findings)
+    causes = causes_by_key(findings, findings)
+    following: dict[int, list[Finding]] = {}
     for finding in findings:
         if finding.cause in causes:
             following.setdefault(id(causes[finding.cause]), []).append(finding)

@@ -68,7 +68,6 @@ class Degree:
 
 """The value of a step, as distinct from a gradient."""
 
-
 NOWHERE: Place = ("", None)
 NONE = Degree()
 UNKNOWN = Degree(known=False)

@@ -30,13 +30,8 @@ class StorageMap(Generic[Value]):
 
     def get(self, key: object) -> Value | None:
         """The value of a storage; None without one."""
-        if not self.entries:
-            return None
-        try:
-            storage = key.untyped_storage() if isinstance(key, torch.Tensor) else key
-        except (RuntimeError, NotImplementedError):
-            return None
-        entry = self.entries.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
+        storage = _storage(key) if self.entries else None
+        entry = None if storage is None else self.entries.get(storage._cdata)
         return None if entry is None else entry[1]
 
     def put(self, key: object, value: Value) -> weakref.ref[torch.UntypedStorage] | None:

@@ -215,13 +215,11 @@ class CompanionStore(StorageMap[Companions]):
 
     def exact(self, tensor: torch.Tensor) -> torch.Tensor:
         """The exact companion of a tensor: float64, same shape."""
-        companions = self.of(tensor)
-        return view_of(tensor, (companions.held or companions.values).exact)
+        return view_of(tensor, self.of(tensor).values.exact)
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """The moved companion of a tensor: float32, same shape."""
-        companions = self.of(tensor)
-        return view_of(tensor, (companions.held or companions.values).moved)
+        return view_of(tensor, self.of(tensor).values.moved)
 
     def assign(self, tensor: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, unit: float) -> Companions:
         """Make two results the companions of a tensor that an op returned."""

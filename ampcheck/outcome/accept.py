@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from fnmatch import fnmatchcase
-from operator import attrgetter
 
 from ampcheck.checks import REGISTRY
 from ampcheck.checks import findings as findings_of
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Scalar, Verdict
+from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Verdict, causes_by_key
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import IN_SOURCE, with_excerpts
 from ampcheck.core.text import did_you_mean
@@ -86,18 +85,11 @@ def _at_level(finding: Finding, level: str) -> Finding:
 
 def _without_milder_causes(findings: Sequence[Finding], levelled: Sequence[Finding]) -> Iterator[Finding]:
     """The findings; one whose severity is now above that of its cause is a cause of its own."""
-    causes = _causes(findings, levelled)
+    causes = causes_by_key(findings, levelled)
     for finding, own in zip(findings, levelled, strict=True):
         cause = causes.get(finding.cause)
         milder = cause is not None and SEVERITY.index(cause.verdict) > SEVERITY.index(own.verdict)
         yield replace(finding, cause=()) if milder else finding
-
-
-def _causes(before: Sequence[Finding], after: Sequence[Finding]) -> dict[tuple[Scalar, ...], Finding]:
-    """By their keys the findings that others follow from, as they are afterwards."""
-    if not any(map(attrgetter("cause"), before)):
-        return {}
-    return {old.key: new for old, new in reversed(list(zip(before, after, strict=True))) if not old.cause}
 
 
 def _commented(finding: Finding) -> Finding:
@@ -116,7 +108,7 @@ def _commented(finding: Finding) -> Finding:
 
 def with_accepted_causes(before: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
     """The findings `after` with causes among themselves; what follows from an accepted finding is accepted with it."""
-    causes = _causes(before, after)
+    causes = causes_by_key(before, after)
     for finding in after:
         cause = causes.get(finding.cause)
         if not finding.cause or cause is None:  # a cause that is ignored explains nothing

@@ -69,6 +69,4 @@ def follow_accumulators(call: Call) -> None:
     if where in sites:
         companions.sites, companions.updates = frozenset([where]), updates + 1
     else:
-        companions.sites, companions.updates = sites, updates
-        if not updates:
-            companions.sites |= {where}
+        companions.sites, companions.updates = sites if updates else sites | {where}, updates

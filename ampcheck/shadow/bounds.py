@@ -21,10 +21,8 @@ from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
 _LEAST = 1.0
 """The same of a value that was rounded once or a few times."""
 
-
 _ILL = 0.5
 """The bound of a value, relative to it, from which less than one bit of it is required to be right."""
-
 
 _GONE = 0.25
 """The relative error of a value from which less than two bits of it are right."""

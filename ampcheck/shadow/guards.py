@@ -40,7 +40,7 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
     value = call.kept if call.written else next((t.detach() for t in call.inputs), None)
     if value is None:
         return None
-    low, high = _bounds(call)
+    low, high = (_number(call.argument(name)) for name in ("min", "max"))
     if low is not None and (0 < low <= _LARGEST_FLOOR or low in _SMALLEST):
         beyond, judged, is_end = (value < low) & (value > 0), value != 0, False
     elif high in _ENDS:
@@ -54,11 +54,6 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
     seen = Examination(known, error=count / known, limit=_DECIDES)
     fault = fault_at(faults.BOUND, call, tensor, seen)
     return replace(fault, elements=count, note=f"{'end' if is_end else 'floor'} {bound:.6g}"), is_end
-
-
-def _bounds(call: Call) -> tuple[float | None, float | None]:
-    """The numbers that are the lower and the upper bound."""
-    return _number(call.argument("min")), _number(call.argument("max"))
 
 
 def _number(bound: object) -> float | None:

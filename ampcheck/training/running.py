@@ -36,7 +36,6 @@ from ampcheck.training.stopping import Stopper
 _SEARCHES = 8
 """Forwards whose variables are searched for an optimizer; after them only the step of an optimizer begins a search."""
 
-
 _RUNNERS = ("_pytest.", "pluggy.", "unittest.")
 """Modules that call tests: what they and their callers hold is no part of a loop."""
 

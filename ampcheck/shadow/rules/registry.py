@@ -17,10 +17,8 @@ Rule: TypeAlias = "Callable[[Call, Side], Any]"
 RULES: dict[str, Rule] = {}
 """Op names without overload; short for ATen ops."""
 
-
 FOLLOWING: set[str] = set()
 """Ops whose rule takes a decision of the run, or its side of a kink; by the op itself *exact* takes its own."""
-
 
 OWN: dict[str, Rule] = {}
 """Rules by which *exact* takes decisions of its own, of ops whose kernels for float64 compute in float32 inside."""
