@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
+from ampcheck.facts.sides import Change
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
 from ampcheck.parity.functions import have_equal_bits, is_determined, is_mask, roundings_between
@@ -116,17 +117,17 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
         return Parity(ANOTHER, numbers)
     live = [] if opaque else [side for side in sides if isinstance(side, Side)]
     notes = [] if opaque else list(explained_by_decisions(runs, related, again))
-    twins, left = (
-        run_with_twins(live, independent, keys) if again.rounded or (coarsest and again.differing) else ([], 0.0)
-    )
-    if twins:
+    changes: list[Change] = []
+    if len(live) > 1 and (again.rounded or (coarsest and again.differing)):
+        twins, changes, left = run_with_twins(live, independent, keys)
+    if changes:
         independent, coarsest = twins, left
         again = relate_results(independent, keys, coarsest)
         notes = ["weights or tables that one side holds rounded were compared as the other side has them"]
     notes += explained_by_digits(again) or explained_by_digits(related)
     notes += explained_by_tables(again, coarsest)
     if again.differing and len(live) > 1:
-        tied, beside = decided_by_ties(live, again.differing)
+        tied, beside = decided_by_ties(live, again.differing, changes)
         notes += explained_by_ties(again, tied)
         independent = beside if next(iter(again.differing), ("",))[0] == "gradient" and beside else independent
     if opaque and again.differing and (behind := _behind_kernels(again, independent, kernels)):

@@ -12,10 +12,12 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
 from ampcheck.core.errors import UsageError
+from ampcheck.facts.sides import Change
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute
 from ampcheck.parity.functions import ALIKE, NONFINITE, SAME, is_mask, relate
@@ -48,17 +50,25 @@ class _Beside:
 
 
 def decided_by_ties(
-    sides: Sequence[Side], differing: Mapping[Key, str], *, constants: bool = False
+    sides: Sequence[Side], differing: Mapping[Key, str], changes: Sequence[Change] = (), *, constants: bool = False
 ) -> tuple[list[Key], list[Execution]]:
     """Those of the results in which two functions part that a tie or a kink decides, and both executions beside such;
-    what is finite in one alone is no such. constants: move masks and single numbers as well, as where nothing is found
-    without."""
+    what is finite in one alone is no such.
+
+    changes: of the data of both, before they are moved. constants: move masks and single numbers as well, which is done
+    where nothing is found without.
+    """
     places: list[list[Execution]] = []
     keys = [key for key, how in differing.items() if how != NONFINITE]
     beside = [_Beside(sign, constants=constants) for sign in (1, 1, -1, -1)]
     for moves in (beside[:2], beside[2:]):
         try:
-            runs = [execute(s, independent=True, trail=Trail(), change=m) for s, m in zip(sides, moves, strict=True)]
+            runs = [
+                execute(
+                    side, independent=True, trail=Trail(), change=partial(_changed, (*changes[i : i + 1], moves[i]))
+                )
+                for i, side in enumerate(sides)
+            ]
         except UsageError:  # a function need not be defined there
             return [], []
         keys = [key for key in keys if all(key in run.results for run in runs) and _agree(runs, key)]
@@ -67,8 +77,14 @@ def decided_by_ties(
             break
     keys = [key for key in keys if any(_jumps(runs, key) for runs in zip(*places, strict=True))]
     if not keys and not constants and any(move.stayed for move in beside):
-        return decided_by_ties(sides, differing, constants=True)
+        return decided_by_ties(sides, differing, changes, constants=True)
     return keys, places[0]
+
+
+def _changed(changes: Sequence[Change], exact: torch.Tensor) -> torch.Tensor:
+    for change in changes:
+        exact = change(exact)
+    return exact
 
 
 def _jumps(runs: Sequence[Execution], key: Key) -> bool:

@@ -81,9 +81,7 @@ class Record:
 
     def are_near(self, marks: torch.Tensor, noise: float | torch.Tensor) -> torch.Tensor:
         """Which of these marks, of as many elements and with these noises, are those of the same numbers."""
-        of_sums = (
-            self.shape.numel() ** 0.5
-        )  # a norm of n equal errors is sqrt(n) times one of them, a sum as often again
+        of_sums = self.shape.numel() ** 0.5  # a norm of n equal errors is sqrt(n) of them, a sum at most as often again
         allowed = torch.as_tensor(noise, dtype=torch.float64).clamp_min(self.noise)[..., None]
         return ((marks - self.marks).abs() <= allowed * torch.tensor([1.0, of_sums, of_sums, 1.0, 1.0])).all(-1)
 

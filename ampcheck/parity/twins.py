@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from ampcheck.facts.memory import roundoff
+from ampcheck.facts.sides import Change
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute
 from ampcheck.parity.trail import Record, Trail
@@ -30,13 +31,14 @@ _MOST = 0.5
 
 def run_with_twins(
     sides: Sequence[Side], runs: Sequence[Execution], keys: Sequence[Key]
-) -> tuple[list[Execution], float]:
+) -> tuple[list[Execution], list[Change], float]:
     """Both sides once more, where exact decides, with values of the other side for data that are such, rounded; none
-    where there are no such data. Also the unit roundoff of other data that one side alone has. runs: with a trail.
+    where there are no such data. Also what changed these, and the unit roundoff of other data that one side alone has.
+    runs: with a trail.
     """
     trails = [run.trail for run in runs if run.trail is not None]
     if len(trails) < 2:
-        return [], 0.0
+        return [], [], 0.0
     left = [
         mine.own_data(other, [run.records[key] for key in keys if key in run.records])
         for run, mine, other in zip(runs, trails, trails[::-1], strict=True)
@@ -50,13 +52,13 @@ def run_with_twins(
                 left[number] = [own for own in left[number] if own is not record]
                 left[1 - number] = [own for own in left[1 - number] if id(own) not in used]  # these stay
     if not any(twins):
-        return [], 0.0
-    changes = [partial(_replaced, known) for known in twins]
+        return [], [], 0.0
+    changes: list[Change] = [partial(_replaced, known) for known in twins]
     again = [
         execute(side, trail=Trail(), independent=True, change=change)
         for side, change in zip(sides, changes, strict=True)
     ]
-    return again, max((roundoff(record.value.dtype) for records in left for record in records), default=0.0)
+    return again, changes, max((roundoff(record.value.dtype) for records in left for record in records), default=0.0)
 
 
 def _stand_in(record: Record, other: Trail) -> tuple[set[int], torch.Tensor]:

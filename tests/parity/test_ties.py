@@ -132,6 +132,19 @@ def test_a_tie_hides_nothing_else(name: str) -> None:
     assert found.outcome == ANOTHER, found
 
 
+def test_at_a_kink_weights_of_two_formats_are_one_function() -> None:
+    weight = draw(8, 8, seed=5, dtype=torch.float32)
+    narrow = weight.bfloat16()
+
+    def wide(x: Any, factor: float = 1.0) -> Any:
+        return _backward_times(factor)((x.float() @ weight).clamp(min=0)).bfloat16()
+
+    ours = Side("a", lambda x: F.relu(x @ narrow), (PADDED,))
+    assert compare(ours, Side("b", wide, (PADDED,))).outcome == AGREE
+    found = compare(ours, Side("b", lambda x: wide(x, 1.01), (PADDED,)))
+    assert (found.outcome, found.key) == (ANOTHER, "gradient argument 0.0"), found
+
+
 def test_beside_a_tie_the_op_of_a_wrong_gradient_is_named() -> None:
     def wrong(x: Any) -> Any:
         return _backward_times(1.01)((x @ LAYER).clamp(min=0)) @ LAYER

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from parity.pairs import BF16, CLASSES, LOGITS, angles, draw, pair, rotated
+from parity.pairs import BF16, BLOCKS, CLASSES, LOGITS, angles, draw, pair, rotated
 from torch import nn
 
 from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED
@@ -433,3 +433,10 @@ def mask_that_only_one_side_differentiates() -> Any:
 
     averaged = lambda x, mask: (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)  # noqa: E731
     return averaged, chosen, (draw(2, 9, 8, dtype=FLOAT), REAL_TOKENS)
+
+
+@pair(UNDECIDED, "make both from the same numbers")
+def weights_in_bfloat16_behind_a_kernel() -> Any:
+    first, second = (draw(128, 128, seed=s, scale=0.09, dtype=FLOAT) for s in (1, 2))
+    one, two = first.to(BF16), second.to(BF16)
+    return lambda x: BLOCKS(x, one) @ two, lambda x: ((x.float() @ first) @ second).to(BF16), (draw(16, 128),)
