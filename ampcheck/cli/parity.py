@@ -80,7 +80,7 @@ def _parity(options: argparse.Namespace) -> int:
     a, b = sides_of(options.a, options.b, modules=pairs, dtype=options.dtype, backward=options.backward)
     name = f"{options.a} and {options.b}"
     run: Run = accept(judge_parity(a, b, relation=options.relation, tokens=options.tokens, name=name), load_settings())
-    tables = run.tables if options.verbose else ()
+    tables = run.tables if options.verbose else run.tables[: options.tokens is not None]
     return finish(run, options, lambda: print_report(run, tables, verbose=options.verbose))
 
 

@@ -13,7 +13,6 @@ from ampcheck.checks import findings
 from ampcheck.core.arguments import DType, parse_choice, parse_dtypes, parse_flag
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
-from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Run, Table
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Call, name_of
@@ -37,7 +36,6 @@ def assert_parity(
     dtype: DType | None = None,
     backward: bool = True,
     tokens: str | None = None,
-    limits: Limits | None = None,
     name: str = "",
 ) -> Run:
     """Assert that two executions agree, by bounds that follow from their own roundings.
@@ -66,7 +64,6 @@ def assert_parity(
             *sides_of(a, b, args, kwargs, relation=relation, modules=modules, dtype=dtype, backward=backward),
             relation=relation,
             tokens=tokens,
-            limits=limits,
             name=name or _name(a, b),
         )
     )
@@ -78,12 +75,11 @@ def judge_parity(
     *,
     relation: str = "rounding",
     tokens: str | None = None,
-    limits: Limits | None = None,
     name: str = "",
 ) -> Run:
     """The run of a comparison, without raising."""
     parse_choice(relation, "relation", RELATIONS)
-    bounds = resolve_limits(limits)
+    bounds = resolve_limits(None)
     parity = replace(compare(a, b, relation=relation, limits=bounds, tokens=tokens), subject=name or "a and b")
     seen = {"results": parity.compared, "kernel results": len(parity.kernels)}
     coverage = Coverage({sort: count for sort, count in seen.items() if count})
