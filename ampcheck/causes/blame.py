@@ -45,7 +45,7 @@ from ampcheck.numerics.compiled import Graphs, dynamo_warnings_suppressed
 from ampcheck.records.accuracy import BACKWARD_AUTOCAST, EAGER, INDUCTOR, STAGES
 from ampcheck.records.blame import BlameStats, Cost, StageResult
 from ampcheck.records.results import ResultError
-from ampcheck.records.speed import Threads
+from ampcheck.records.threads import Threads
 from ampcheck.speed.paired import PairedMeasurement
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.speed.verdict import CONFIDENCE, median_bounds

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Scalar
-from ampcheck.records.speed import Ratio, Threads
+from ampcheck.records.speed import Ratio
 from ampcheck.records.startup import BreakEven
+from ampcheck.records.threads import Threads
 
 PAYS, DOES_NOT, UNDECIDED, WRONG = "pays", "does not pay", "undecided", "no win: wrong numbers"
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from ampcheck.checks.speed.speedup import CHECK as SPEEDUP
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
-from ampcheck.records.speed import ArmTimes, Rule, SpeedStats, Threads
+from ampcheck.records.speed import ArmTimes, Rule, SpeedStats
+from ampcheck.records.threads import Threads
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import BUDGET, Step, measure_speed
 from ampcheck.speed.threads import meanwhile

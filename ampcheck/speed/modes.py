@@ -12,7 +12,7 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.numerics.compiled import compilations
-from ampcheck.records.speed import Threads
+from ampcheck.records.threads import Threads
 from ampcheck.speed.clock import clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.judge import measure_until_decided, speed_run

@@ -23,7 +23,8 @@ from statistics import median
 
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
-from ampcheck.records.speed import LOOKS, TWIN, ArmTimes, SpeedStats, Threads
+from ampcheck.records.speed import LOOKS, TWIN, ArmTimes, SpeedStats
+from ampcheck.records.threads import Threads
 from ampcheck.speed.clock import Clock, clock_of, summarised
 from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.threads import Account, fit_threads

@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ampcheck.core.run import Scalar
-from ampcheck.records.speed import Occupancy, Threads
+from ampcheck.records.threads import Occupancy, Threads
 
 if TYPE_CHECKING:
     from ampcheck.speed.clock import Clock, Effort

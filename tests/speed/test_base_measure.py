@@ -12,7 +12,8 @@ from repositories import commit, git, repository
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
-from ampcheck.records.speed import Occupancy, Rule, Threads
+from ampcheck.records.speed import Rule
+from ampcheck.records.threads import Occupancy, Threads
 from ampcheck.speed.base import checkout, measure
 from ampcheck.speed.base.judge import check_base
 from ampcheck.speed.base.measure import measure_base

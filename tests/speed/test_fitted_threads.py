@@ -13,7 +13,8 @@ import torch
 from simulated import SimulatedClock, taking
 
 from ampcheck.core.run import Verdict
-from ampcheck.records.speed import Occupancy, Rule, Threads
+from ampcheck.records.speed import Rule
+from ampcheck.records.threads import Occupancy, Threads
 from ampcheck.speed.benchmark import SpeedTestOptions, judge_benchmark
 from ampcheck.speed.clock import Effort, WallClock
 from ampcheck.speed.judge import speed_run

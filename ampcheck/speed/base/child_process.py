@@ -13,7 +13,8 @@ import torch
 
 from ampcheck.core.run import Scalar
 from ampcheck.core.subject import Kind, load_subject
-from ampcheck.records.speed import COMPILED, EAGER, TARGET, Occupancy, Threads
+from ampcheck.records.speed import COMPILED, EAGER, TARGET
+from ampcheck.records.threads import Occupancy, Threads
 from ampcheck.speed.base.checkout import loaded_modules, require_origin
 from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.clock import Clock, clock_of

@@ -17,19 +17,8 @@ from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Verdict
 from ampcheck.core.text import counted
 from ampcheck.core.worker import Worker
-from ampcheck.records.speed import (
-    BASE,
-    BUDGET_SPENT,
-    DECIDED,
-    HEAD,
-    LOOKS,
-    SIDES,
-    TWIN,
-    UNCHANGED,
-    Rule,
-    Threads,
-    differences,
-)
+from ampcheck.records.speed import BASE, BUDGET_SPENT, DECIDED, HEAD, LOOKS, SIDES, TWIN, UNCHANGED, Rule, differences
+from ampcheck.records.threads import Threads
 from ampcheck.speed.base.checkout import (
     Checkout,
     Sources,

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from ampcheck.core.git import Side
 from ampcheck.core.run import Scalar
-from ampcheck.records.speed import BASE, EAGER, LAUNCHES, TARGET, Decision, Rule, Threads
+from ampcheck.records.speed import BASE, EAGER, LAUNCHES, TARGET, Decision, Rule
+from ampcheck.records.threads import Threads
 from ampcheck.speed.verdict import CONFIDENCE, conclude
 
 

@@ -27,7 +27,8 @@ from ampcheck.core.run import Scalar, Verdict
 from ampcheck.core.text import cannot_run
 from ampcheck.numerics.compiled import compilations
 from ampcheck.records.matrix import DOES_NOT, PAYS, SLOW, UNDECIDED, WRONG, Cell, MatrixStats
-from ampcheck.records.speed import EFFECT, ArmTimes, Rule, SpeedStats, Threads
+from ampcheck.records.speed import EFFECT, ArmTimes, Rule, SpeedStats
+from ampcheck.records.threads import Threads
 from ampcheck.speed.clock import Clock, clock_of
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.matrix.accuracy import Judge

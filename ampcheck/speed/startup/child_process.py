@@ -147,7 +147,7 @@ class Start:
         """The steady state and that of an eager copy, block by block."""
         import torch
 
-        from ampcheck.records.speed import Threads
+        from ampcheck.records.threads import Threads
         from ampcheck.speed.paired import measure_speed
         from ampcheck.speed.steps import StepConfig, step_of
 
