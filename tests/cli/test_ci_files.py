@@ -199,11 +199,14 @@ def test_a_token_that_may_not_comment_is_a_warning(comments, tmp_path):
 # The hook ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_hook_runs_a_command_that_exists():
-    (hook,) = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))
-    program, *words = shlex.split(hook["entry"])
-    assert program == "ampcheck"
-    assert _parser().parse_args(words).quiet
+def test_the_hooks_run_commands_that_exist():
+    audit, lint = yaml.safe_load(HOOKS.read_text(encoding="utf-8"))
+    for hook in (audit, lint):
+        program, *words = shlex.split(hook["entry"])
+        assert program == "ampcheck"
+        assert callable(_parser().parse_args(words).command)
+    assert "--quiet" in audit["entry"]
+    assert lint["types"] == ["python"]  # whose paths pre-commit adds
 
 
 MODEL = """
