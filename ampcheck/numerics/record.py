@@ -42,13 +42,13 @@ class Execution:
     why. limited: whether `KEPT_BYTES` applies. begun, streams: where all random streams are at the start and at the
     end. freedom, in_16_bits: see `Shadow`.
 
-    modules: dtypes of the floating results of each module. losses: dtypes in which losses were computed. shapes: dtype
-    and shape of everything that a call gave, by its path. plain: numbers, texts and None among it. error, phase, step:
-    an exception of the subject, and where.
-    no_backward: why there are no gradients; prevented: there are tensors to take gradients of, and the subject's own
-    code keeps backward from them. left: the switches that forward, loss or backward left changed, with their values
-    before and after; they are restored. without_grad: modules that ran while gradients were off. gradients: names of
-    those that were received.
+    modules: dtypes of the floating results of each module. losses: dtypes in which losses were computed; totals: what
+    was differentiated in each call, the user's loss or the default one. shapes: dtype and shape of everything that a
+    call gave, by its path. plain: numbers, texts and None among it. error, phase, step: an exception of the subject,
+    and where. no_backward: why there are no gradients; prevented: there are tensors to take gradients of, and the
+    subject's own code keeps backward from them. left: the switches that forward, loss or backward left changed, with
+    their values before and after; they are restored. without_grad: modules that ran while gradients were off.
+    gradients: names of those that were received.
     """
 
     shadow: Shadow | None = None
@@ -62,6 +62,7 @@ class Execution:
     in_16_bits: Mapping[Where, bool] = field(default_factory=dict)
     modules: dict[str, dict[str, None]] = field(default_factory=dict)
     losses: list[torch.dtype] = field(default_factory=list)
+    totals: list[torch.Tensor] = field(default_factory=list)
     shapes: dict[str, str] = field(default_factory=dict)
     plain: dict[str, object] = field(default_factory=dict)
     error: BaseException | None = None

@@ -211,8 +211,10 @@ class _Runner:
     def _note_loss(self, blocks: Blocks, result: object, total: torch.Tensor | None) -> None:
         """Note the loss of a result, its dtype, and why it has no gradient."""
         run, loss = self.record, self.plan.loss
-        if total is not None and loss is not None:
-            self.receive(("loss", "", run.step), total)
+        if total is not None:
+            run.totals.append(total.detach())
+            if loss is not None:
+                self.receive(("loss", "", run.step), total)
         of_inputs = any(name.startswith("input ") for name in self.leaves)
         if loss is not None or not of_inputs or (is_scalar(result) and modules_of(tuple(blocks))):
             run.losses += scalar_losses(result, total if loss else None)

@@ -18,7 +18,7 @@ from ampcheck.records.whatif import FormatLoss, LayerLoss, Point, TrainingWhatIf
 from ampcheck.torchtools.seeds import seeded
 from ampcheck.whatif.front import Choice, Front, is_best
 from ampcheck.whatif.linear import Products
-from ampcheck.whatif.measure import Execution, Runner, share_of_narrow
+from ampcheck.whatif.measure import Results, Runner, share_of_narrow
 from ampcheck.whatif.recipes import PRODUCTS, Recipe, parse_recipes
 from ampcheck.whatif.report import run_of
 from ampcheck.whatif.training import STEPS, measure_training
@@ -129,7 +129,7 @@ class _Trial:
 
     def __post_init__(self) -> None:
         self.watched = Products(observed=self.recipes)
-        self.reference: Execution = self.runner.run(self.watched)
+        self.reference: Results = self.runner.run(self.watched)
         self.modules = tuple(self.watched.weights)
         self._uniform = {recipe.name: self.runner.run(self._all_in(recipe)) for recipe in self.recipes}
         self._by_name = {recipe.name: recipe for recipe in self.recipes}
