@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
+import sys
+import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,15 +20,18 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
 from ampcheck.core.text import did_you_mean
 from ampcheck.lint import rules as _rules
 from ampcheck.lint.rule import Edit, Report, Rule
-from ampcheck.lint.source import Source
+from ampcheck.lint.source import Source, split_lines
 from ampcheck.outcome.comments import ignored_at
 
 _SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
 """Folders that are not entered, nor those whose names begin with a dot, unless they are asked for."""
+
+UNREAD = "files that are no Python"
 
 
 @cache
@@ -53,18 +59,23 @@ def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *,
 
     paths: files, and folders that are searched for `*.py`. select: codes of rules, their beginnings or patterns.
     cached: keep what was read of each file in the user's cache, by its size and time of change. Raises `UsageError` for
-    a path that is not there, and for an unknown rule.
+    a path that is not there or cannot be read, for an unknown rule, and where no file is Python.
     """
     chosen = select_rules(select)
     read = _Cache(chosen, cached)
-    findings, files, broken = list[Finding](), 0, 0
-    for path in _files(paths):
-        files += 1
+    findings, files, broken = list[Finding](), 0, list[str]()
+    for path in _files(paths := list(paths)):
         reports = read.reports(path)
-        broken += reports is None
-        findings += [_finding(rules()[code], path, report) for code, report in reports or ()]
+        if reports is None:
+            broken.append(path)
+        else:
+            files += 1
+            findings += [_finding(rules()[code], path, report) for code, report in reports]
     read.save()
-    unseen = {"files that are no Python": broken} if broken else {}
+    if not files:
+        where = ", ".join(broken or [os.fspath(path) for path in paths])
+        raise UsageError(f"lint needs a file of Python; found none in {where:.200}")
+    unseen = {UNREAD: len(broken)} if broken else {}
     return Run(findings=tuple(findings), coverage=Coverage({"files": files, "rules": len(chosen)}, unseen))
 
 
@@ -73,44 +84,56 @@ def _finding(rule: Rule, path: str, report: Report) -> Finding:
     build = rule.check.fail if rule.fails else rule.check.warn
     proof = f" Proof: {rule.audit}" if rule.audit else ""
     finding = build(os.path.basename(path), report.message, where=where, hint=rule.check.fix + proof)
-    ignored = ignored_at(where)
-    for name in (rule.check.slug, "lint"):
-        if name in ignored:
-            return replace(finding, verdict=Verdict.ACCEPTED, accepted=ignored[name] or "a comment on the line")
-    return finding
+    reason = ignored_at(where).get(rule.check.slug)
+    if reason is None:
+        return finding
+    return replace(finding, verdict=Verdict.ACCEPTED, accepted=reason or "a comment on the line")
 
 
 def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
-    """The files, each once, those of a folder sorted."""
-    seen: set[str] = set()
+    """The files, each once, also where it has several names; those of a folder sorted."""
+    seen = set[tuple[int, int]]()
     for path in [os.fspath(path) for path in paths]:
-        if os.path.isfile(path):
-            found: Iterable[str] = (path,)
-        elif os.path.isdir(path):
-            found = _inside(path)
-        else:
+        if not os.path.isfile(path) and not os.path.isdir(path):
             raise UsageError(f"there is no file or folder {path}")
-        for file in found:
-            if file not in seen:
-                seen.add(file)
+        for file in (path,) if os.path.isfile(path) else _inside(path):
+            stat = os.stat(file)
+            if (identity := (stat.st_dev, stat.st_ino)) not in seen:
+                seen.add(identity)
                 yield file
 
 
 def _inside(folder: str) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: entry.name)
+    """The files of Python in a folder. Links to folders are not followed: they may lead back."""
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"cannot read the folder {folder}: {error.strerror}") from error
     for entry in ordered:
-        if entry.is_dir():
+        if entry.is_dir(follow_symlinks=False):
             if entry.name not in _SKIPPED and not entry.name.startswith("."):
                 yield from _inside(entry.path)
-        elif entry.name.endswith(".py"):
+        elif entry.name.endswith(".py") and entry.is_file():
             yield entry.path
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _encoding(content: bytes) -> str:
+    """The encoding of a file, by its byte order mark or its comment. Raises `SyntaxError` for an unknown one."""
+    return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
 
 
 def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | None:
     """The reports of a file by the codes of their rules; None of one that is no Python."""
-    with open(path, "rb") as file:
-        content = file.read()
+    content = _content(path)
     contains = _Contains(content)
     told = [rule for rule in chosen if _may_report(rule, content, contains)]
     if not told:
@@ -118,10 +141,13 @@ def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | N
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in the strings of others
-            source = Source(path, content.decode("utf-8"))
-    except (SyntaxError, ValueError, RecursionError):
+            source = Source(path, content.decode(_encoding(content)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of what nests too deeply
         return None
-    found = [(rule.check.slug, report) for rule in told for report in rule.read(source)]
+    try:
+        found = [(rule.check.slug, report) for rule in told for report in rule.read(source)]
+    except RecursionError:
+        return None
     return sorted(found, key=lambda one: (one[1].line, one[0]))
 
 
@@ -149,15 +175,17 @@ def _needles(rule: Rule) -> tuple[tuple[bytes, ...], ...]:
 
 
 class _Cache:
-    """What was read of files, by size and time of change, of these rules as they are."""
+    """What was read of files, by size and time of change, of these rules as they are and by this Python."""
 
     def __init__(self, chosen: Sequence[Rule], enabled: bool) -> None:
         self._chosen = chosen
-        self._path = _cache_folder() / f"lint-{_version()}-{'-'.join(rule.check.slug for rule in chosen):.200}.json"
+        codes = "-".join(rule.check.slug for rule in chosen)
+        named = hashlib.sha256(f"{_version()} {sys.version_info[:2]} {codes}".encode()).hexdigest()[:32]
+        self._path = _cache_folder() / f"lint-{named}.json"
         self._enabled, self._known, self._changed = enabled, dict[str, list[object]](), False
         if enabled:
             with suppress(OSError, ValueError):
-                self._known = json.loads(self._path.read_bytes())
+                self._known = dict(json.loads(self._path.read_bytes()))
 
     def reports(self, path: str) -> list[tuple[str, Report]] | None:
         stat, key = os.stat(path), os.path.abspath(path)
@@ -204,21 +232,21 @@ def fix(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = ()) -> 
     chosen, made = select_rules(select), 0
     for path in _files(paths):
         found = read_file(path, chosen) or ()
-        edits = [edit for _, report in found if not _is_ignored(path, report) for edit in report.fix]
+        edits = [edit for code, report in found if not _is_ignored(path, code, report) for edit in report.fix]
         if edits:
             made += _apply(path, edits)
     return made
 
 
-def _is_ignored(path: str, report: Report) -> bool:
-    return bool(ignored_at(Where(file=path, line=report.line)))
+def _is_ignored(path: str, code: str, report: Report) -> bool:
+    return code in ignored_at(Where(file=path, line=report.line))
 
 
 def _apply(path: str, edits: Sequence[Edit]) -> int:
-    from ampcheck.core.files import write_atomically
-
-    with open(path, encoding="utf-8", newline="") as file:
-        lines = file.read().splitlines(keepends=True)
+    """Columns are those of UTF-8, as `ast` counts them, in whatever encoding the file is."""
+    content = _content(path)
+    encoding = _encoding(content)
+    lines = split_lines(content.decode(encoding))
     made, limit = 0, (len(lines) + 1, 0)
     for edit in sorted(edits, key=lambda one: (one.line, one.column), reverse=True):
         if (edit.end_line, edit.end_column) > limit or edit.line != edit.end_line:
@@ -226,5 +254,5 @@ def _apply(path: str, edits: Sequence[Edit]) -> int:
         line = lines[edit.line - 1].encode()
         lines[edit.line - 1] = (line[: edit.column] + edit.text.encode() + line[edit.end_column :]).decode()
         limit, made = (edit.line, edit.column), made + 1
-    write_atomically(Path(path), "".join(lines))
+    write_atomically(Path(path), "".join(lines).encode(encoding))
     return made

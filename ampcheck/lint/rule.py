@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,12 +19,6 @@ class Edit:
     end_line: int
     end_column: int
     text: str
-
-    @classmethod
-    def of(cls, node: ast.expr | ast.stmt, text: str) -> Edit:
-        """A replacement of a node."""
-        end, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
-        return cls(node.lineno, node.col_offset, end, end_column, text)
 
 
 @dataclass(frozen=True, slots=True)

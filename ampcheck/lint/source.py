@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -105,8 +106,8 @@ class Source:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines of the file."""
-        return self.text.splitlines()
+        """The lines of the file, without their ends."""
+        return [line.rstrip("\r\n") for line in split_lines(self.text)]
 
     def text_of(self, node: Function | ast.expr) -> str:
         """The lines of a node, as a whole."""
@@ -158,6 +159,11 @@ class Source:
         literal = isinstance(enabled, ast.Constant)
         on = bool(getattr(enabled, "value", True)) if literal else True
         return Region(node, device.split(":")[0], narrow, on, on and (enabled is None or literal))
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines with their ends, as Python counts them: `str.splitlines` also ends one at a form feed, among others."""
+    return list(io.StringIO(text, newline=""))
 
 
 def dotted(node: ast.AST | None) -> str:

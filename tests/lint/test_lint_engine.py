@@ -46,9 +46,62 @@ def test_folders_are_searched_but_for_hidden_and_built_ones(folder: Path) -> Non
     assert len(lint(["build"]).findings) == 1  # it was asked for
 
 
-def test_a_file_that_is_no_python_is_counted(folder: Path) -> None:
+@pytest.mark.parametrize("text", ["with torch.cuda.amp.autocast({{ dtype }}:\n", f"torch.cuda.amp{'(' * 5000}"])
+def test_a_file_that_is_no_python_is_counted(folder: Path, text: str) -> None:
+    (folder / "template.py").write_text(text)
+    run = lint(["."])
+    assert run.coverage.unseen == {"files that are no Python": 1}
+    assert run.coverage.seen["files"] == 1
+
+
+def test_where_no_file_is_python_nothing_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "empty").mkdir()
     (folder / "template.py").write_text("with torch.cuda.amp.autocast({{ dtype }}:\n")
-    assert lint(["."]).coverage.unseen == {"files that are no Python": 1}
+    for path in ("empty", "template.py"):
+        assert main(["lint", path]) == 2
+        assert f"lint needs a file of Python; found none in {path}" in capsys.readouterr().err
+
+
+def test_a_file_of_several_names_is_one_and_links_to_folders_are_not_followed(folder: Path) -> None:
+    (folder / "again.py").symlink_to("old.py")
+    (folder / "round").symlink_to(".")
+    (folder / "gone.py").symlink_to("nowhere.py")
+    assert lint([".", "old.py"]).coverage.seen["files"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "fixed"),
+    [
+        (b"import torch\r\nc = torch.cuda.amp.autocast()\r\n", b'import torch\r\nc = torch.amp.autocast("cuda")\r\n'),
+        (
+            b"\xef\xbb\xbfimport torch; c = torch.cuda.amp.autocast()",
+            b'\xef\xbb\xbfimport torch; c = torch.amp.autocast("cuda")',
+        ),
+        (
+            b"# coding: latin-1\nimport torch\ns = '\xe4'; c = torch.cuda.amp.autocast()\n",
+            b"# coding: latin-1\nimport torch\ns = '\xe4'; c = torch.amp.autocast(\"cuda\")\n",
+        ),
+        (
+            b"import torch\nc = torch.cuda.amp.autocast(\n    enabled=True,\n)\n",
+            b'import torch\nc = torch.amp.autocast("cuda",\n    enabled=True,\n)\n',
+        ),
+        (
+            b"import torch\nx = 'a\x0cb'\nc = torch.cuda.amp.autocast()\n",
+            b"import torch\nx = 'a\x0cb'\nc = torch.amp.autocast(\"cuda\")\n",
+        ),
+    ],
+    ids=["CRLF", "byte order mark", "latin-1", "several lines", "form feed"],
+)
+def test_a_fix_leaves_the_rest_of_a_file_as_it_is(folder: Path, content: bytes, fixed: bytes) -> None:
+    (folder / "old.py").write_bytes(content)
+    assert fix(["."]) == 1
+    assert (folder / "old.py").read_bytes() == fixed
+
+
+def test_a_comment_for_another_rule_accepts_nothing(folder: Path) -> None:
+    (folder / "old.py").write_text(OLD.replace(":\n", ":  # ampcheck: ignore[overflow]\n", 1))
+    assert lint(["."]).findings[0].verdict is Verdict.WARN
+    assert fix(["."]) == 1
 
 
 def test_what_is_not_there_is_refused(folder: Path) -> None:

@@ -327,6 +327,22 @@ CASES: dict[str, list[tuple[str, str]]] = {
                 torch.save(state, "a.pt")
             """,
         ),
+        (
+            """
+            class Trainer:
+                def step(self):
+                    self.scaler.step(self.optimizer)
+                def save(self):
+                    torch.save(self.optimizer.state_dict(), "a.pt")  # here
+            """,
+            """
+            class Trainer:
+                def step(self):
+                    self.scaler.step(self.optimizer)
+            def save_another(optimizer):
+                torch.save(optimizer.state_dict(), "a.pt")
+            """,
+        ),
     ],
 }
 

@@ -59,13 +59,12 @@ def _fix(source: Source, call: Call, name: str, argument: str) -> tuple[Edit, ..
         return ()
     if name.startswith("custom") or any(keyword.arg in ("device_type", "device", None) for keyword in node.keywords):
         return ()
-    if node.lineno != node.end_lineno:
+    start, line, end = node.func.lineno, node.func.end_lineno, node.func.end_col_offset
+    after = source.lines[start - 1].encode()[end:]
+    if line != start or end is None or not after.startswith(b"("):
         return ()
-    line = source.lines[node.lineno - 1].encode()
-    inside = line[node.col_offset : node.end_col_offset].decode()
-    rest = inside[inside.index("(") + 1 :]
-    between = "" if rest == ")" else ", "
-    return (Edit.of(node, f"torch.amp.{name}({argument}{between}{rest}"),)
+    comma = "" if not node.args and not node.keywords else ", " if after[1:].strip() else ","
+    return (Edit(start, node.func.col_offset, start, end + 1, f"torch.amp.{name}({argument}{comma}"),)
 
 
 def _for_older_releases(source: Source, call: Call) -> bool:
