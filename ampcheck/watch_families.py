@@ -44,7 +44,7 @@ from ampcheck.torchtools.private import (
 )
 from ampcheck.training.judge_running import OBSERVED, judge_block
 from ampcheck.training.loop import STEPS, LoopShadow
-from ampcheck.training.monitor.checks import MONITORED, monitor_run
+from ampcheck.training.monitor.judge import MONITORED, monitor_run
 from ampcheck.training.monitor.monitor import TrainingMonitor
 from ampcheck.training.running import TrainingWatch
 

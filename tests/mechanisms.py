@@ -145,9 +145,9 @@ _TRAINING: dict[str, Mechanism] = {
     "sharding-policies": Mechanism(
         "mixed-precision policies of FSDP", {"training.distributed.policies:FollowedPolicies.findings": Gives(())}
     ),
-    "monitored-underflow": Mechanism("underflow of a monitor", {"training.monitor.checks:gradient_stats": NOTHING}),
-    "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.checks:loss_scale_stats": NOTHING}),
-    "monitored-updates": Mechanism("updates of a monitor", {"training.monitor.checks:stagnation_stats": NOTHING}),
+    "monitored-underflow": Mechanism("underflow of a monitor", {"training.monitor.judge:gradient_stats": NOTHING}),
+    "monitored-scale": Mechanism("the scale of a monitor", {"training.monitor.judge:loss_scale_stats": NOTHING}),
+    "monitored-updates": Mechanism("updates of a monitor", {"training.monitor.judge:stagnation_stats": NOTHING}),
 }
 
 _COMPILED: dict[str, Mechanism] = {

@@ -44,7 +44,7 @@ def _history(options: argparse.Namespace) -> int:
     from ampcheck.core.run import Verdict
     from ampcheck.report.text import clean
     from ampcheck.speed.history.storage import import_benchmarks, load
-    from ampcheck.speed.trend.checks import trend_run
+    from ampcheck.speed.trend.judge import trend_run
 
     out = Stdout()
     if options.imports:

@@ -22,11 +22,12 @@ from random import Random
 from statistics import median
 
 from ampcheck.core.arguments import parse_number
+from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, as_result, brief, require_ran
-from ampcheck.records.speed import LOOKS, TWIN, ArmTimes, SpeedStats
+from ampcheck.core.run import Scalar
+from ampcheck.records.speed import KEYED, LOOKS, TWIN, ArmTimes, SpeedStats
 from ampcheck.records.threads import Threads
 from ampcheck.speed.clock import Clock, clock_of, summarised
-from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.threads import Account, fit_threads
 from ampcheck.speed.verdict import paired_ratio
 from ampcheck.torchtools.restore import restoring
@@ -45,6 +46,12 @@ ENOUGH = 20
 
 Step = Callable[[], object]
 """One step of an arm; what it returns is ignored."""
+
+
+def fingerprint(device: str = "cpu") -> dict[str, Scalar]:
+    """The hardware and the versions of this process. Imports torch."""
+    known = environment(device)
+    return {name: known[name] for name in KEYED if name in known}
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from ampcheck.report.github import workflow_commands
 from ampcheck.report.markdown import comment_of
 from ampcheck.report.sarif import sarif_of
 from ampcheck.speed.history.storage import append, import_benchmarks, load
-from ampcheck.speed.trend.checks import trend_run
+from ampcheck.speed.trend.judge import trend_run
 
 INF = math.inf
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)

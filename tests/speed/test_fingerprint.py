@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampcheck.records.speed import KEYED, differences, hardware_key, key_of
-from ampcheck.speed.stats import fingerprint
+from ampcheck.speed.paired import fingerprint
 
 
 def test_this_process_has_a_fingerprint_of_hardware_and_versions() -> None:

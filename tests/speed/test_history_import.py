@@ -12,7 +12,7 @@ from history_records import commit, day, record
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Verdict
 from ampcheck.speed.history.storage import append, import_benchmarks, load
-from ampcheck.speed.trend.checks import trend_run
+from ampcheck.speed.trend.judge import trend_run
 
 MACHINE = {
     "node": "runner-17",

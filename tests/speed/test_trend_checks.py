@@ -12,7 +12,7 @@ from history_records import commit, day, history, record
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.records.history import History, Note, Point
 from ampcheck.report import render_html
-from ampcheck.speed.trend.checks import trend_run
+from ampcheck.speed.trend.judge import trend_run
 
 
 def check_trend(history: History, verdict: Verdict = Verdict.WARN) -> tuple[Finding, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 from ampcheck.records.reductions import ReductionStats
 from ampcheck.shadow import Shadow
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.reductions.checks import reduction_stats
+from ampcheck.training.reductions.summary import reduction_stats
 from ampcheck.training.reductions.sums import ReductionWatch
 
 

@@ -16,7 +16,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.records.gradients import GradientLoss, GradientStats
-from ampcheck.training.gradients.checks import gradient_table
+from ampcheck.training.gradients.summary import gradient_table
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 

@@ -23,7 +23,7 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Verdict
 from ampcheck.health import TensorHealth, oracle
 from ampcheck.outcome.raising import verify
-from ampcheck.training.monitor.checks import loss_scale_stats
+from ampcheck.training.monitor.judge import loss_scale_stats
 from ampcheck.training.monitor.sums import GradientSum, MonitorStats, OptimizerStats, ParameterStats, Series
 from ampcheck.training.scale.stats import loss_scale_chart
 

@@ -11,7 +11,7 @@ from ampcheck.checks.training.loss_scale import check as check_loss_scale
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.records.scales import LossScaleStats, ScalerStep
-from ampcheck.training.monitor.checks import loss_scale_stats
+from ampcheck.training.monitor.judge import loss_scale_stats
 
 
 def trained(init: float, gradient: float, steps: int = 12) -> tuple[Verdict, Verdict]:

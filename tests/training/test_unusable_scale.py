@@ -18,7 +18,7 @@ from ampcheck.core.run import Finding, Verdict
 from ampcheck.core.subject import Subject
 from ampcheck.records.scales import GradientHistogram, LossScaleStats, ScalerStep, is_usable, scale_window
 from ampcheck.training.judge import judge_training
-from ampcheck.training.monitor.checks import check_monitored
+from ampcheck.training.monitor.judge import check_monitored
 from ampcheck.training.monitor.sums import MonitorStats, OptimizerStats
 from ampcheck.training.scale.stats import loss_scale_chart, loss_scale_table, window_chart
 

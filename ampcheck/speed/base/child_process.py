@@ -18,8 +18,7 @@ from ampcheck.records.threads import Occupancy, Threads
 from ampcheck.speed.base.checkout import loaded_modules, require_origin
 from ampcheck.speed.base.stats import Signals
 from ampcheck.speed.clock import Clock, clock_of
-from ampcheck.speed.paired import Arm, naming, without_collector
-from ampcheck.speed.stats import fingerprint
+from ampcheck.speed.paired import Arm, fingerprint, naming, without_collector
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.speed.threads import Account, fit_threads
 from ampcheck.torchtools import dynamo

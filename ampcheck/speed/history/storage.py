@@ -276,7 +276,7 @@ def _measured(benchmark: Mapping[str, object], machine: Mapping[str, object]) ->
 
 
 def _fingerprint(machine: Mapping[str, object]) -> dict[str, Scalar]:
-    """The machine in the words of `speed.stats.fingerprint`; without the host's name, as runners change it."""
+    """The machine in the words of `speed.paired.fingerprint`; without the host's name, as runners change it."""
     stored = machine.get("cpu")
     cpu: Mapping[str, object] = stored if isinstance(stored, Mapping) else {}
     brand = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")

@@ -34,9 +34,8 @@ from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.matrix.accuracy import Judge
 from ampcheck.speed.matrix.stats import Workload, workload_of
 from ampcheck.speed.memory import allocated_memory, available_memory, peak_memory
-from ampcheck.speed.paired import Step, measure_speed
+from ampcheck.speed.paired import Step, fingerprint, measure_speed
 from ampcheck.speed.startup.stats import break_even
-from ampcheck.speed.stats import fingerprint
 from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig, learns
 from ampcheck.speed.threads import fit_threads
 from ampcheck.speed.verdict import aa_noise, log_ratios, median_bounds, paired_ratio

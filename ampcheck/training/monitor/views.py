@@ -12,7 +12,7 @@ from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
 from ampcheck.health import TensorHealth
 from ampcheck.records.scales import LossScaleStats
-from ampcheck.training.gradients.checks import loss_chart
+from ampcheck.training.gradients.summary import loss_chart
 from ampcheck.training.monitor.sums import MonitorStats, ParameterStats
 from ampcheck.training.scale.stats import loss_scale_chart
 

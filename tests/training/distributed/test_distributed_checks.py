@@ -15,10 +15,10 @@ from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Table, Verdict, Where
 from ampcheck.core.subject import Subject
 from ampcheck.records.reductions import CollectiveStats, DistributedStats, Drift, Prediction
-from ampcheck.training.distributed.checks import judge_replicas, sums_table
 from ampcheck.training.distributed.collectives import Call, CollectiveWatch
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
+from ampcheck.training.distributed.summary import judge_replicas, sums_table
 from ampcheck.training.distributed.sums import compare_sums, emulate
 from ampcheck.training.loop import TrainingLoop
 
