@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from _evidence import Row, Rows, grouped, is_current, options_of, read_rows, write_rows
-from ampcheck.speed.stats import fingerprint
 from bench_matrix import CHEAPER, EVIDENCE, GAIN, KEPT, NOTHING, rows, slug, table_rows
 from speed_subjects import sized
 
@@ -29,7 +28,7 @@ from ampcheck.records.speed import EFFECT, SpeedStats
 from ampcheck.records.startup import COLD, REGIONAL
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.options import SpeedOptions
-from ampcheck.speed.paired import measure_speed
+from ampcheck.speed.paired import fingerprint, measure_speed
 from ampcheck.speed.startup.judge import startup_run
 from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.steps import StepConfig, step_of

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from _evidence import Row, Rows, grouped, is_current, machine_of, options_of, read_rows, write_rows
-from ampcheck.speed.stats import fingerprint
 from matrix_workloads import SIZES, WORKLOADS
 
 from ampcheck.core.errors import UsageError, require_schema
@@ -30,6 +29,7 @@ from ampcheck.records.speed import Ratio, differences
 from ampcheck.records.startup import BreakEven
 from ampcheck.speed.matrix.judge import matrix_table
 from ampcheck.speed.matrix.measure import BUDGET, MATRIX_MODES, measure_matrix
+from ampcheck.speed.paired import fingerprint
 from ampcheck.speed.steps import PRECISIONS
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence"

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 from _evidence import Row, Rows, is_current, read_rows, write_rows
-from ampcheck.speed.stats import fingerprint
 from optimizer_runs import ARMS, PURE, STEPS, audited, measured, without_effect
 from optimizer_subjects import SUBJECTS
+
+from ampcheck.speed.paired import fingerprint
 
 _LATER = re.compile(r"after about \d+,\d+ more steps")
 """In the words of `stagnation`, a stop that these steps do not reach."""

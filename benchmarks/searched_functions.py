@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from _evidence import Row, Rows, is_current, machine_of, options_of, read_rows, write_rows
-from ampcheck.speed.stats import fingerprint
 from searched_functions_cases import CASES, Case
 
 from ampcheck import Run, Verdict, assert_property
@@ -33,6 +32,7 @@ from ampcheck.core.formats import format_of
 from ampcheck.core.run import collect
 from ampcheck.records.property import ACCURACY, DECISION, NONFINITE, RAISES, RANGE
 from ampcheck.search import SearchOptions
+from ampcheck.speed.paired import fingerprint
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "reports" / "evidence" / "searched_functions.json"
 DTYPES = ("float16", "bfloat16")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ampcheck.speed.stats import fingerprint
 
 from ampcheck.core.errors import UsageError
 from ampcheck.records.matrix import PAYS, Cell, MatrixStats
@@ -19,6 +18,7 @@ from ampcheck.records.speed import TWIN, ArmTimes, Ratio, SpeedStats
 from ampcheck.records.startup import BreakEven
 from ampcheck.speed.matrix.stats import Workload
 from ampcheck.speed.options import SpeedOptions
+from ampcheck.speed.paired import fingerprint
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ELSEWHERE = {"device": "cpu (another)", "threads": 64, "torch": "2.9"}
