@@ -88,6 +88,7 @@ def use(wheel: Path, release: str, folder: Path) -> None:
     command = python.with_name("ampcheck")
     run(command, "policy", "show", "cuda", at=home, quiet=True)
     run(command, "policy", "diff", "2.6", "2.12", "--device", "cuda", at=home, quiet=True)
+    run(command, "guide", at=home, quiet=True)
     audit = (command, "audit", "--no-compile")
     run(*audit, "--device", "cuda", "model.py:subject", "--html", "page.html", at=home, quiet=True)
     if release:

@@ -57,14 +57,15 @@ def _baseline(options: argparse.Namespace) -> int:
         raise UsageError(f"--{given[0]} has no effect with --prune, which accepts nothing new: leave one of them out")
     settings = settings_of(options)
 
-    from ampcheck.core.run import Run, merge
+    from ampcheck.cli.report import load_run
+    from ampcheck.core.run import merge
     from ampcheck.outcome.accept import accept
     from ampcheck.outcome.baseline import Baseline
 
     if options.runs:
         if options.targets:
             raise UsageError("--from takes the findings of a run; leave out the targets, or --from")
-        runs = [accept(Run.load(path), settings, reads=False) for path in options.runs]
+        runs = [accept(load_run(path), settings, reads=False) for path in options.runs]
     else:
         targets = targets_of(options, settings)
         if not targets:

@@ -34,7 +34,7 @@ def _explain(options: argparse.Namespace) -> int:
     elif options.slug in VERDICTS:
         text = _paragraph(options.slug, VERDICTS[options.slug])
     else:
-        page = rules()[options.slug].check if options.slug in rules() else explain(options.slug)
+        page = page_of(options.slug) or explain(options.slug)
         titles = {
             page.slug: page.requires,
             "how it is measured": page.measured,
@@ -47,6 +47,14 @@ def _explain(options: argparse.Namespace) -> int:
     with Stdout() as out:
         print(text)
     return out.code()
+
+
+def page_of(slug: str) -> Check | None:
+    """The page of a check or of a rule of lint."""
+    from ampcheck.checks import REGISTRY
+    from ampcheck.lint import rules
+
+    return rules()[slug].check if slug in rules() else REGISTRY.get(slug)
 
 
 def _first_sentence(check: Check) -> str:

@@ -24,6 +24,7 @@ from ampcheck.cli import (
     policy,
     report,
     search,
+    show,
     speed,
     sweep,
     whatif,
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ampcheck {version('ampcheck')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
-        *(init, doctor, audit, baseline, sweep, report, explain),
+        *(init, doctor, audit, baseline, sweep, report, show, explain),
         *(parity, whatif, lint, blame, search, bisect, policy, speed, history, lab),
     ):
         command.add_command(commands)

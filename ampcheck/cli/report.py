@@ -56,7 +56,7 @@ def _report(options: argparse.Namespace) -> int:
         raise UsageError(f"--compare takes two runs, the earlier first; found {len(options.runs)}")
 
     settings = load_settings()
-    runs = [_load(path) for path in options.runs]
+    runs = [load_run(path) for path in options.runs]
     if options.compare:
         options.kind = "compare"
         factor = FACTOR if options.factor is None else options.factor
@@ -69,7 +69,8 @@ def _report(options: argparse.Namespace) -> int:
     return finish(run, options, show, failed=failed)
 
 
-def _load(path: str) -> Run:
+def load_run(path: str) -> Run:
+    """The run in a file. Raises `UsageError`, with the file, where there is none."""
     try:
         return Run.load(path)
     except UsageError as error:

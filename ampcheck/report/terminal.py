@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, follow_line, source_lines
+from ampcheck.core.run import Cause, Coverage, Finding, Run, Verdict, follow_line, source_lines
 from ampcheck.core.text import counted
 from ampcheck.report.fitting import LIMIT, Form, Part, fit, lines_of, plain
 from ampcheck.report.sections import Sections, arrange
@@ -112,8 +112,7 @@ def _problems(
 ) -> Iterator[Part]:
     for cause in content.causes:
         finding, twins = cause.finding, cause.twins
-        title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
-        below = lines_of((*_other_arms(twins, width, verbose), *_following(cause.following, width, verbose)))
+        title, below = _title(finding), lines_of(_below(cause, width, verbose))
         full = (*_titled(finding, wrap(title, width, hanging="  ")), *lines_of(_in_full(finding, width)), *below)
         short = (*_titled(finding, [one_line(title, width)]), *lines_of(_in_short(finding, width)), *below)
         single = _titled(finding, [_placed(title, finding, width)])
@@ -124,6 +123,20 @@ def _problems(
             yield Part((single,), _CAUSES, finding.verdict)
             continue
         yield Part((full, short, advised, brief, single, *([] if required else [()])), _CAUSES, finding.verdict)
+
+
+def cause_lines(cause: Cause, width: int) -> Iterator[str]:
+    """A cause in full: what its finding says, what it says in other arms, and what follows from it."""
+    yield from wrap(_title(cause.finding), width, hanging="  ")
+    yield from (*_in_full(cause.finding, width), *_below(cause, width, verbose=True))
+
+
+def _title(finding: Finding) -> str:
+    return f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
+
+
+def _below(cause: Cause, width: int, verbose: bool) -> Iterator[str]:
+    yield from (*_other_arms(cause.twins, width, verbose), *_following(cause.following, width, verbose))
 
 
 def _titled(finding: Finding, texts: Iterable[str]) -> Form:
@@ -198,8 +211,7 @@ def _following(following: Sequence[Finding], width: int, verbose: bool) -> Itera
         yield f"  {one_line(follow_line(following), width - 2)}" if not verbose else "  it explains:"
     for finding in following if verbose else ():
         inner = max(width - 4, MIN_WIDTH)
-        title = f"{finding.verdict.upper()} {finding.check}: {finding.subject}"
-        yield from (f"    {line}" for line in (*wrap(title, inner, hanging="  "), *_in_full(finding, inner)))
+        yield from (f"    {line}" for line in (*wrap(_title(finding), inner, hanging="  "), *_in_full(finding, inner)))
 
 
 def _numbers(finding: Finding) -> str:

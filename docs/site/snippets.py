@@ -1,4 +1,4 @@
-"""The snippets of README.md and docs/: found in the Markdown, run in order, and their output compared or written.
+"""The snippets of the pages and of the guide for agents: found, run in order, and their output compared or written.
 
 A page is a session in a folder of its own. In order of the page, a block with `title="FILE"` writes that file, or
 changes it if it is a diff; a Python block runs (by pytest where it defines tests), a shell block runs. Comments before
@@ -77,8 +77,9 @@ class Snippet:
 
 
 def pages() -> list[Path]:
-    """README.md and every page of docs/."""
-    return [ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """README.md, every page of docs/ and the guide for agents."""
+    apart = (ROOT / "README.md", ROOT / ".github" / "CONTRIBUTING.md", ROOT / "ampcheck" / "cli" / "guide.md")
+    return [*apart, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def snippets(page: Path) -> list[Snippet]:
