@@ -46,7 +46,7 @@ def add_command(commands: Commands) -> None:
     )
     show.add_argument("run", metavar="RUN.json", help="of --json or `pytest --ampcheck-json`")
     asked = ", ".join(f"{kind} {value}" for kind, value in _VALUES.items())
-    text = f"{asked}; several are taken together. Default: the verdict, counts, and each finding in a line"
+    text = f"{asked}; all but finding can be combined. Default: the verdict, counts, and each finding in a line"
     show.add_argument("words", nargs="*", metavar="WHAT", help=text)
     show.add_argument("--json", action="store_true", help="print the answer as JSON, in full")
     show.set_defaults(command=_show)
@@ -88,6 +88,8 @@ def _asked(words: Iterable[str]) -> dict[str, list[str]]:
             raise UsageError(f"after RUN.json comes one of {', '.join(_VALUES)}; found {word!r}, {meant}")
     if kind and not asked[kind]:
         raise UsageError(f"{kind} needs a value: {kind} {_VALUES[kind]}")
+    if "finding" in asked and len(asked) > 1:
+        raise UsageError(f"finding {asked['finding'][0]} is one finding: leave out what else chooses")
     return asked
 
 
@@ -102,8 +104,7 @@ class Question:
     def require_answer(self) -> None:
         """Raise `UsageError` for a run without findings, and for what the run does not name."""
         if not self.run.findings:
-            seen = f"it looked at {self.run.coverage}"
-            raise UsageError(f"{self.path} is a run without findings, {seen}: run ampcheck audit or watch on your code")
+            raise UsageError(f"{self.path} is a run without findings to show; it looked at {self.run.coverage}")
         places = [*(f.where for f in self.run.findings), *(Where("", s.module, s.op) for s in self._sites())]
         known = {
             "finding": map(str, self.numbered()),
@@ -128,11 +129,11 @@ class Question:
         return dict(enumerate(causes(self.run.findings, wanted), 1))
 
     def findings(self) -> dict[int, Cause]:
-        """Those that were asked for."""
-        chosen = self.asked.get("finding")
-        found = {n: cause for n, cause in self.numbered().items() if not chosen or str(n) in chosen}
-        agreeing = {n: cause for n, cause in found.items() if self.at((*cause.twins, *cause.following))}
-        return {n: replace(c, twins=tuple(self.at(c.twins)) or c.twins) for n, c in agreeing.items()}
+        """Those that were asked for, in the arms that were asked for."""
+        if chosen := self.asked.get("finding"):
+            return {n: cause for n, cause in self.numbered().items() if str(n) == chosen[0]}
+        found = {n: cause for n, cause in self.numbered().items() if self.at((*cause.twins, *cause.following))}
+        return {n: replace(c, twins=tuple(self.at(c.twins)) or c.twins) for n, c in found.items()}
 
     def at(self, findings: Iterable[Finding]) -> list[Finding]:
         """The findings, whatever their numbers, at places that were asked for."""
@@ -147,7 +148,7 @@ class Question:
     def evidence(self) -> list[Table]:
         """The values at places and the tables of the run, with the rows alone that name the module and the op."""
         wanted = [(kind, self.asked[kind][0]) for kind in ("module", "op") if kind in self.asked]
-        if not wanted or {"check", "finding"} & {*self.asked}:
+        if not wanted or "check" in self.asked:
             return []
         arms = {str(finding.arm) for finding in self.run.findings}
         others = [f"[{arm}]" for arm in arms if not all(_is("arm", word, arm) for word in self.asked.get("arm", ()))]

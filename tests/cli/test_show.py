@@ -204,6 +204,7 @@ def test_the_answer_as_data_is_strict_json_with_all_of_a_finding(folder: Path, c
         (["arm", "eager", "compield"], "run.json has no arm 'compield'"),
         (["check", "overfow"], "run.json has no check 'overfow'; did you mean overflow?"),
         (["modul", "ffn"], "found 'modul', did you mean module?"),
+        (["finding", "1", "arm", "eager"], "finding 1 is one finding: leave out what else chooses"),
         (["finding", "1", "2"], "found '2', a word more than it takes"),
     ],
 )
@@ -226,7 +227,10 @@ def test_an_unknown_name_is_answered_with_the_nearest(folder: Path, capfd, words
         ("[1, 2]", "other.json: this is no run of ampcheck"),
         (json.dumps({**RUN.to_json(), "schema": 99}), "has schema 99, newer than this ampcheck reads"),
         (json.dumps({"schema": 2, "findings": []}), "other.json: this run of ampcheck is damaged"),
-        (json.dumps(Run(title="audit").to_json()), "other.json is a run without findings, it looked at nothing"),
+        (
+            json.dumps(Run(title="audit").to_json()),
+            "other.json is a run without findings to show; it looked at nothing",
+        ),
     ],
 )
 def test_a_file_that_answers_nothing_is_one_sentence(folder: Path, capfd, text, said) -> None:
