@@ -20,7 +20,7 @@ from ampcheck.core.json_files import tag_nonfinite, to_plain
 from ampcheck.core.run import Cause, ModelMap, Run, Site, Table, causes
 from ampcheck.core.text import did_you_mean, listed
 from ampcheck.report.fitting import plain
-from ampcheck.report.sections import arrange
+from ampcheck.report.sections import Sections, arrange
 from ampcheck.report.terminal import cause_lines
 from ampcheck.report.text import MIN_WIDTH, clean, number, one_line, wrap
 from ampcheck.report.verdict_table import verdict_table
@@ -105,7 +105,8 @@ class Question:
         """Raise `UsageError` for a run without findings, and for what the run does not name."""
         if not self.run.findings:
             raise UsageError(f"{self.path} is a run without findings to show; it looked at {self.run.coverage}")
-        places = [*(f.where for f in self.run.findings), *(Where("", s.module, s.op) for s in self._sites())]
+        places = [Where("", site.module, site.op) for one in self.run.maps for site in one.sites]
+        places += [finding.where for finding in self.run.findings]
         known = {
             "finding": map(str, self.numbered()),
             "check": (finding.check for finding in self.run.findings),
@@ -119,9 +120,6 @@ class Question:
             if value not in names and not named:
                 meant = did_you_mean(value, names) or f"it has {listed(names, 12) or 'none'}"
                 raise UsageError(f"{self.path} has no {kind} {value!r}; {meant}")
-
-    def _sites(self) -> Iterator[Site]:
-        return (site for one in self.run.maps for site in one.sites)
 
     def numbered(self) -> dict[int, Cause]:
         """The causes of the run, the worst first, by their numbers."""
@@ -143,7 +141,7 @@ class Question:
         where = finding.where
         module = where.module or (_ROOT if where.op else "")
         values = {"check": finding.check, "module": module, "op": where.op, "arm": str(finding.arm)}
-        return all(_is(kind, text, values[kind]) for kind in self.asked if kind in values for text in self.asked[kind])
+        return all(_is(kind, text, values[kind]) for kind, texts in self.asked.items() for text in texts)
 
     def evidence(self) -> list[Table]:
         """The values at places and the tables of the run, with the rows alone that name the module and the op."""
@@ -170,16 +168,17 @@ class Question:
 
     def lines(self, width: int) -> Iterator[str]:
         """The answer in lines of at most `width` columns."""
-        found = self.findings()
+        found, content = self.findings(), arrange(self.run)
         if "finding" in self.asked:
             for cause in found.values():
                 yield from _in_full(cause, self.path, width)
             return
         if not self.asked:
-            yield from self._overview(width)
+            yield from _overview(content, width)
         for n, cause in [*found.items()][:_FINDINGS]:
             finding, where = cause.finding, cause.finding.where
-            place = ", ".join(filter(None, (cause.arms, where.place or where.op, where.module)))
+            name = finding.subject if content.judged > 1 else cause.arms
+            place = ", ".join(filter(None, (name, where.place or where.op, where.module)))
             text = f"{n} {finding.verdict.upper()} {finding.check}{place and f' [{place}]'}: {finding.message}"
             yield one_line(text, width)
         if len(found) > _FINDINGS:
@@ -196,17 +195,19 @@ class Question:
             if len(table.rows) > _ROWS:
                 yield f"  {len(table.rows) - _ROWS:,} more: --json has all"
 
-    def _overview(self, width: int) -> Iterator[str]:
-        content = arrange(self.run)
-        yield from wrap(f"{self.run.title}: {content.headline}", width, hanging="  ")
-        loud = {section.check for section in content.checks if section.worst not in (None, *_QUIET)}
-        yield from map(plain, verdict_table(arrange(self.run.only(loud)), width))
-        for verdict, text in ((Verdict.PASS, "passed"), (Verdict.SKIP, "skipped")):
-            counts = [f"{s.check} {s.counts[verdict]}" for s in content.checks if s.worst is verdict]
-            yield from wrap(f"{text}: {', '.join(counts)}", width, hanging="  ") if counts else ()
-        unseen = [f"{reason} ({count:,})" for reason, count in self.run.coverage.unseen.items()]
-        yield from wrap(f"looked at: {self.run.coverage}", width, hanging="  ")
-        yield from wrap(f"not seen: {', '.join(unseen)}", width, hanging="  ") if unseen else ()
+
+def _overview(content: Sections, width: int) -> Iterator[str]:
+    """The verdict, counts by check and arm, and what was looked at."""
+    run = content.run
+    yield from wrap(f"{run.title}: {content.headline}", width, hanging="  ")
+    loud = {section.check for section in content.checks if section.worst not in (None, *_QUIET)}
+    yield from map(plain, verdict_table(arrange(run.only(loud)), width))
+    for verdict, text in ((Verdict.PASS, "passed"), (Verdict.SKIP, "skipped")):
+        counts = [f"{s.check} {s.counts[verdict]}" for s in content.checks if s.worst is verdict]
+        yield from wrap(f"{text}: {', '.join(counts)}", width, hanging="  ") if counts else ()
+    unseen = [f"{reason} ({count:,})" for reason, count in run.coverage.unseen.items()]
+    yield from wrap(f"looked at: {run.coverage}", width, hanging="  ")
+    yield from wrap(f"not seen: {', '.join(unseen)}", width, hanging="  ") if unseen else ()
 
 
 def _in_full(cause: Cause, path: str, width: int) -> Iterator[str]:
@@ -228,9 +229,10 @@ def _acceptance(finding: Finding, path: str) -> str:
 
 
 def _values(one: ModelMap) -> Table:
-    """The values of a model place by place, as a table."""
+    """The values of a model place by place, as a table; those that are damaged first."""
     columns = [field.name for field in fields(Site) if field.name not in ("first", "bins")]
-    sites = [replace(site, module=site.module or _ROOT) for site in one.sites]
+    damaged_first = sorted(one.sites, key=lambda site: (not site.lost, not site.nonfinite))
+    sites = [replace(site, module=site.module or _ROOT) for site in damaged_first]
     return Table(f"Values: {one.subject}", columns, [[getattr(site, name) for name in columns] for site in sites])
 
 

@@ -14,6 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from runs import HOSTILE_RUN, RUNS
 
 from ampcheck.checks import REGISTRY, VERDICTS
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
@@ -21,8 +24,10 @@ from ampcheck.checks.range.headroom import CHECK as HEADROOM
 from ampcheck.checks.range.nonfinite_gradient import CHECK as GRADIENT
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import _parser, main
+from ampcheck.cli.show import Question
 from ampcheck.core.arm import Arm, armed
 from ampcheck.core.excerpt import Excerpt
+from ampcheck.core.json_files import tag_nonfinite
 from ampcheck.core.run import Coverage, ModelMap, Run, Site, Table, Verdict, Where
 
 HALF, BRAIN = (armed("m.py:net", Arm(dtype, "eager")) for dtype in ("float16", "bfloat16"))
@@ -250,15 +255,37 @@ def test_a_run_of_the_first_schema_is_read(folder: Path, capfd) -> None:
     assert shown(capfd, run="old.json").replace("old.json", "run.json") == shown(capfd)
 
 
-def test_names_of_a_run_control_no_terminal_and_no_job(folder: Path, capfd) -> None:
-    hostile = "a\x1b[31m\n::error::pwned"
-    findings = (replace(FAILED, message=hostile, hint=hostile, where=replace(AT, module=hostile)), replace(PASSED))
-    rows = [(hostile, "aten::mul", 1.0)]
-    replace(RUN, findings=findings, title=hostile, tables=(replace(TABLE, title=hostile, rows=rows),)).save("run.json")
-    for words in ([], ["finding", "1"], ["op", "mul"]):
-        out = shown(capfd, *words)
-        assert "\x1b" not in out
-        assert not [line for line in out.splitlines() if line.lstrip().startswith("::")]
+def test_several_subjects_are_named(folder: Path, capfd) -> None:
+    other = replace(FAILED, subject=armed("n.py:net", Arm("float16", "eager")), message="too large")
+    replace(RUN, findings=(FAILED, other)).save("run.json")
+    out = shown(capfd)
+    assert "1 FAIL overflow [m.py:net [float16, eager], m.py:7, blocks.0.ffn]: results" in out
+    assert "2 FAIL overflow [n.py:net [float16, eager], m.py:7, blocks.0.ffn]: too large" in out
+
+
+def is_safe(lines: list[str]) -> bool:
+    return not [
+        line for line in lines if line.lstrip().startswith("::") or re.search("[\x00-\x08\x0b-\x1f\u202e]", line)
+    ]
+
+
+@given(RUNS, st.integers(20, 160))
+@example(HOSTILE_RUN, 80)
+def test_any_run_is_answered_in_lines_that_control_nothing(run: Run, width: int) -> None:
+    question = Question("run.json", run, {})
+    assert is_safe(list(question.lines(width)))
+    numbered = question.numbered()
+    for number in numbered:
+        asked = Question("run.json", run, {"finding": [str(number)]})
+        asked.require_answer()
+        assert is_safe(list(asked.lines(width)))
+    for finding in run.findings:
+        for kind, value in (("module", finding.where.module), ("op", finding.where.op), ("check", finding.check)):
+            at = Question("run.json", run, {kind: [value]})
+            assert is_safe(list(at.lines(width)))
+            json.dumps(tag_nonfinite(at.as_json()), allow_nan=False)
+    shown_once = [id(twin) for cause in numbered.values() for twin in cause.twins]
+    assert len(shown_once) == len(set(shown_once))
 
 
 def test_it_reads_what_audit_and_lint_write(folder: Path, capfd) -> None:
