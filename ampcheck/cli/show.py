@@ -15,7 +15,7 @@ from ampcheck.cli.explain import page_of
 from ampcheck.cli.output import Commands, Stdout
 from ampcheck.cli.report import load_run
 from ampcheck.core.errors import UsageError
-from ampcheck.core.finding import SEVERITY, Finding, Scalar, Verdict, Where, nearest_first
+from ampcheck.core.finding import SEVERITY, Finding, Scalar, Verdict, nearest_first
 from ampcheck.core.json_files import tag_nonfinite, to_plain
 from ampcheck.core.run import Cause, ModelMap, Run, Site, Table, causes
 from ampcheck.core.text import did_you_mean, listed
@@ -79,7 +79,7 @@ def _asked(words: Iterable[str]) -> dict[str, list[str]]:
     kind = ""
     for word in words:
         if kind and (not asked[kind] or (kind == "arm" and word not in _VALUES)):
-            asked[kind] += word.replace(",", " ").split() if kind == "arm" else [word]
+            asked[kind] += word.replace(",", " ").split() if kind == "arm" else [word or _ROOT]
         elif word in _VALUES:
             kind = word
             asked.setdefault(kind, [])
@@ -105,19 +105,11 @@ class Question:
         """Raise `UsageError` for a run without findings, and for what the run does not name."""
         if not self.run.findings:
             raise UsageError(f"{self.path} is a run without findings to show; it looked at {self.run.coverage}")
-        places = [Where("", site.module, site.op) for one in self.run.maps for site in one.sites]
-        places += [finding.where for finding in self.run.findings]
-        known = {
-            "finding": map(str, self.numbered()),
-            "check": (finding.check for finding in self.run.findings),
-            "module": (place.module for place in places),
-            "op": (place.op.rpartition("::")[2].partition(".")[0] for place in places),
-            "arm": (word for finding in self.run.findings for word in _words(str(finding.arm))),
-        }
+        sites = [_names(module=site.module or _ROOT, op=site.op) for one in self.run.maps for site in one.sites]
+        known = [{"finding": set(map(str, self.numbered()))}, *sites, *map(_names_of, self.run.findings)]
         for kind, value in ((kind, value) for kind, values in self.asked.items() for value in values):
-            names, alone = [*filter(None, dict.fromkeys(known[kind]))], replace(self, asked={kind: [value]})
-            named = kind != "finding" and (alone.evidence() or alone.at(self.run.findings))
-            if value not in names and not named:
+            names = sorted({name for one in known for name in one.get(kind, ()) if name}, key=lambda n: (len(n), n))
+            if value not in names and not replace(self, asked={kind: [value]}).evidence():
                 meant = did_you_mean(value, names) or f"it has {listed(names, 12) or 'none'}"
                 raise UsageError(f"{self.path} has no {kind} {value!r}; {meant}")
 
@@ -138,21 +130,24 @@ class Question:
         return [finding for finding in findings if self._agrees(finding)]
 
     def _agrees(self, finding: Finding) -> bool:
-        where = finding.where
-        module = where.module or (_ROOT if where.op else "")
-        values = {"check": finding.check, "module": module, "op": where.op, "arm": str(finding.arm)}
-        return all(_is(kind, text, values[kind]) for kind, texts in self.asked.items() for text in texts)
+        names = _names_of(finding)
+        return all(value in names[kind] for kind, values in self.asked.items() for value in values)
 
     def evidence(self) -> list[Table]:
         """The values at places and the tables of the run, with the rows alone that name the module and the op."""
         wanted = [(kind, self.asked[kind][0]) for kind in ("module", "op") if kind in self.asked]
         if not wanted or "check" in self.asked:
             return []
-        arms = {str(finding.arm) for finding in self.run.findings}
-        others = [f"[{arm}]" for arm in arms if not all(_is("arm", word, arm) for word in self.asked.get("arm", ()))]
-        tables = [_values(one) for one in self.run.maps] + [*self.run.tables]
+
+        def agrees(row: Sequence[Scalar]) -> bool:
+            cells = [_names(module=cell, op=cell) for cell in row if isinstance(cell, str)]
+            return all(any(value in names[kind] for names in cells) for kind, value in wanted)
+
+        words = {*self.asked.get("arm", ())}
+        others = {f"[{one.arm}]" for one in self.run.findings if one.arm and not words <= _names_of(one)["arm"]}
+        tables = (*map(_values, self.run.maps), *self.run.tables)
         shown = [table for table in tables if not any(arm in table.title for arm in others)]
-        rows = [replace(table, rows=[row for row in table.rows if _names(row, wanted)]) for table in shown]
+        rows = [replace(table, rows=list(filter(agrees, table.rows))) for table in shown]
         return [table for table in rows if table.rows]
 
     def as_json(self) -> dict[str, object]:
@@ -185,7 +180,7 @@ class Question:
             yield f"{len(found) - _FINDINGS:,} more: check, module, op and arm choose among them, --json has all"
         counts = [f"{verdict} {n}" for verdict in SEVERITY if (n := len(self.at(self.run.of(verdict))))]
         first = shlex.join(["ampcheck", "show", self.path, "finding", f"{min(found, default=0)}"])
-        yield f"in full: {clean(first)}" if found else f"nothing to mend: {', '.join(counts) or 'no check names it'}"
+        yield f"in full: {clean(first)}" if found else f"nothing to mend: {', '.join(counts) or 'no finding names it'}"
         for table in self.evidence():
             yield from ("", one_line(table.title, width))
             for row in table.rows[:_ROWS]:
@@ -236,21 +231,15 @@ def _values(one: ModelMap) -> Table:
     return Table(f"Values: {one.subject}", columns, [[getattr(site, name) for name in columns] for site in sites])
 
 
-def _names(row: Sequence[Scalar], wanted: Iterable[tuple[str, str]]) -> bool:
-    """Whether a row has a cell for each wanted name."""
-    cells = [cell for cell in row if isinstance(cell, str)]
-    return all(any(_is(kind, value, cell) for cell in cells) for kind, value in wanted)
+def _names_of(finding: Finding) -> dict[str, set[str]]:
+    where = finding.where
+    return _names(finding.check, where.module or (_ROOT if where.op else ""), where.op, str(finding.arm))
 
 
-def _is(kind: str, asked: str, text: str) -> bool:
-    """Whether a name is the one that was asked for: a module by some parts of its path, `(root)` the root, an op also
-    without namespace or overload, an arm by one of its words."""
-    if kind == "module":
-        return f".{asked or _ROOT}." in f".{text}."
-    if kind == "op":
-        return asked in {name for full in (text, text.partition(".")[0]) for name in (full, full.rpartition("::")[2])}
-    return asked in _words(text) if kind == "arm" else asked == text
-
-
-def _words(arm: str) -> list[str]:
-    return arm.replace(",", "").split()
+def _names(check: str = "", module: str = "", op: str = "", arm: str = "") -> dict[str, set[str]]:
+    """The names by which something is found: a module by parts of its path, an op also without namespace or overload,
+    an arm by its words."""
+    parts = module.split(".")[:40] if " " not in module else []  # no model is deeper; other text may be
+    paths = {".".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)}
+    ops = {name for full in (op, op.partition(".")[0]) for name in (full, full.rpartition("::")[2])}
+    return {"check": {check}, "module": paths, "op": ops, "arm": {*arm.replace(",", "").split()}}

@@ -14,10 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import HOSTILE_RUN, RUNS
 
+import ampcheck
 from ampcheck.checks import REGISTRY, VERDICTS
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.range.headroom import CHECK as HEADROOM
@@ -288,7 +290,12 @@ def test_any_run_is_answered_in_lines_that_control_nothing(run: Run, width: int)
     assert len(shown_once) == len(set(shown_once))
 
 
-def test_it_reads_what_audit_and_lint_write(folder: Path, capfd) -> None:
+def test_a_name_of_any_length_takes_no_time(folder: Path, capfd) -> None:
+    replace(RUN, tables=(replace(TABLE, rows=[("x." * 50_000, "aten::mul", 1.0)]),)).save("run.json")
+    assert "x.x.x" in shown(capfd, "op", "mul")
+
+
+def test_it_reads_what_audit_lint_and_watch_write(folder: Path, capfd) -> None:
     source = "import torch\nclass M(torch.nn.Module):\n def forward(self, x): return (x * 60).exp()\n"
     Path("big.py").write_text(f"{source}def net(): return M(), torch.ones(4)\nscaler = torch.cuda.amp.GradScaler()\n")
     assert main(["audit", "big.py:net", "--fast", "--dtype", "float16", "--json", "audit.json", "-q"]) in (1, 2)
@@ -296,6 +303,11 @@ def test_it_reads_what_audit_and_lint_write(folder: Path, capfd) -> None:
     capfd.readouterr()
     assert "how to fix it: " in shown(capfd, "finding", "1", run="lint.json")
     assert "AMP101" in shown(capfd, run="lint.json")
+    with ampcheck.watch(fail_on="never") as seen:
+        kept = torch.full((4,), 300.0, dtype=torch.float16).square()
+    seen.run.save("watch.json")
+    capfd.readouterr()
+    assert re.search(r"^1 FAIL overflow \[.*test_show\.py:\d+", shown(capfd, run="watch.json"), re.MULTILINE), kept
 
 
 def test_torch_is_not_imported(folder: Path) -> None:
