@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ampcheck.cli.output import EXIT_CODES, Commands, Stdout, add_output, finish, print_report
+from ampcheck.cli.output import EXIT_CODES, USAGE, Commands, Stdout, add_output, finish, print_report
+from ampcheck.cli.sweep import load_sweep
 from ampcheck.core import run as records
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import FAIL_ON, Run, Scalar, Table, merge
@@ -20,7 +21,13 @@ def add_command(commands: Commands) -> None:
     """Add `report` to the parser's commands."""
     summary = "merge or compare runs that --json wrote, and write them in every form"
     report = commands.add_parser("report", help=summary, description=f"{summary.capitalize()}. {EXIT_CODES}")
-    report.add_argument("runs", nargs="*", metavar="RUN.json", help="of --json or `pytest --ampcheck-json`")
+    report.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN.json",
+        help="of --json or `pytest --ampcheck-json`; or the "
+        "--results of a sweep, a folder or a URL of fsspec: all its shards as one run",
+    )
     report.add_argument(
         "--compare",
         action="store_true",
@@ -56,7 +63,12 @@ def _report(options: argparse.Namespace) -> int:
         raise UsageError(f"--compare takes two runs, the earlier first; found {len(options.runs)}")
 
     settings = load_settings()
-    runs = [load_run(path) for path in options.runs]
+    incomplete = False
+    runs = []
+    for path in options.runs:
+        run, whole = load_sweep(path, settings, options) if _is_folder(path) else (load_run(path), True)
+        runs.append(run)
+        incomplete |= not whole
     if options.compare:
         options.kind = "compare"
         factor = FACTOR if options.factor is None else options.factor
@@ -66,7 +78,11 @@ def _report(options: argparse.Namespace) -> int:
     failed = any(run.of(verdict) for verdict in FAIL_ON[options.fail_on or settings.fail_on])
     tables = run.tables[:1] if options.compare or len(runs) > 1 else ()
     show = partial(print_report, run, tables, verbose=options.verbose, tables_first=options.compare)
-    return finish(run, options, show, failed=failed)
+    return finish(run, options, show, failed=failed) or (USAGE if incomplete else 0)
+
+
+def _is_folder(path: str) -> bool:
+    return "://" in path or Path(path).is_dir()
 
 
 def load_run(path: str) -> Run:

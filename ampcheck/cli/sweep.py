@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,14 +22,16 @@ from ampcheck.cli.targets import (
     with_selection,
 )
 from ampcheck.core.arguments import parse_integer, parse_number
+from ampcheck.core.errors import UsageError
 from ampcheck.core.subject import name_of_target
-from ampcheck.core.text import counted
+from ampcheck.core.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from ampcheck.core.run import Run
     from ampcheck.core.settings import Settings, Target
+    from ampcheck.tools.sweep.listing import Entry
     from ampcheck.tools.sweep.results import Result
     from ampcheck.tools.sweep.summary import Swept
 
@@ -36,8 +39,13 @@ _TIME = 900.0
 _SHARE = 0.8
 """Of the machine's memory, for all jobs together, by default."""
 
+_RESULTS = "ampcheck-sweep"
+
 _TABLES = "sweep.md"
 """The file with all tables, among the results."""
+
+_SHARDS = 8
+"""Of a matrix, by default."""
 
 _ROWS = 40
 """Rows of the table on a terminal up to which those without a finding are shown too."""
@@ -60,10 +68,14 @@ def add_command(commands: Commands) -> None:
     )
     sweep.add_argument("--only", default="*", metavar="PATTERN", help="audit the targets with such a name alone")
     sweep.add_argument(
-        "--out", default="ampcheck-sweep", metavar="FOLDER", help="where results are kept (default: %(default)s)"
+        *("--results", "--out"),
+        default=_RESULTS,
+        metavar="URL",
+        help="where results are kept: a folder, or a URL of fsspec such as s3://bucket/sweep (default: %(default)s); "
+        "`ampcheck report URL` merges those of all shards",
     )
     sweep.add_argument("--fresh", action="store_true", help="audit every target again")
-    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="audits at the same time (default: 1)")
+    _add_machines(sweep)
     sweep.add_argument(
         "--time", type=float, default=_TIME, metavar="S", help="seconds that one target may take (default: %(default)g)"
     )
@@ -71,9 +83,8 @@ def add_command(commands: Commands) -> None:
         "--memory",
         type=float,
         metavar="GIB",
-        help=f"memory that one target may use, on Linux (default: {_SHARE:.0%} of the machine's for all jobs)".replace(
-            "%", "%%"
-        ),
+        help=f"memory that one target may use, on Linux (default: {_SHARE:.0%} of the machine's for all jobs; of "
+        "another executor, what it gives)".replace("%", "%%"),
     )
     sweep.add_argument(
         "--speed",
@@ -87,59 +98,93 @@ def add_command(commands: Commands) -> None:
     sweep.set_defaults(command=_sweep)
 
 
-def _sweep(options: argparse.Namespace) -> int:
-    parse_integer(options.jobs, "--jobs")
-    parse_number(options.time, "--time")
-    if options.memory is not None:
-        parse_number(options.memory, "--memory")
+def _add_machines(sweep: argparse.ArgumentParser) -> None:
+    """Add the options that say where audits run, and how many."""
+    sweep.add_argument(
+        "--executor",
+        default="local",
+        metavar="WHERE",
+        help="what runs the audits: local, processes of this machine (default); slurm, an array of jobs; "
+        "dask://HOST:PORT, the workers of a scheduler of dask.distributed; or package.module:factory, which returns a "
+        "concurrent.futures.Executor",
+    )
+    sweep.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="audits at the same time, of local (default: 1) and slurm; with --matrix, the shards (default: 8)",
+    )
+    sweep.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="LIMIT=VALUE",
+        help="a limit of the jobs of --executor slurm, such as partition=gpu, time=60 (minutes), mem=32GB, "
+        "gpus_per_node=1, account=NAME; may be repeated",
+    )
+    part = sweep.add_mutually_exclusive_group()
+    part.add_argument("--shard", metavar="k/n", help="audit part k of n, the same on each machine")
+    part.add_argument(
+        "--matrix", choices=("github",), help="audit nothing, and print the matrix of a job for each of --jobs shards"
+    )
+    sweep.add_argument(
+        "--costs",
+        metavar="RUN.json",
+        help="make shards of equal seconds as of this run of an earlier sweep, the same file for each shard (default: "
+        "of equal numbers of targets)",
+    )
 
-    from ampcheck.outcome.accept import selected_groups
+
+def _sweep(options: argparse.Namespace) -> int:
+    _require_valid(options)
+
     from ampcheck.report.markdown import tables_of
+    from ampcheck.tools.sweep.executors import opening
     from ampcheck.tools.sweep.listing import read_list
-    from ampcheck.tools.sweep.results import AUDIT, COMPILATION, CRASHED, JUDGED, Allowance, ResultFolder, Task
-    from ampcheck.tools.sweep.summary import Swept, sweep_run
+    from ampcheck.tools.sweep.results import AUDIT, COMPILATION, Allowance, ResultFolder, Task
+    from ampcheck.tools.sweep.shards import costs_of, github_matrix, parse_shard, split
+    from ampcheck.tools.sweep.summary import sweep_run
     from ampcheck.tools.sweep.sweep import sweep
 
     settings = settings_of(options)
-    entries = {entry.target: entry for entry in read_list(options.list, options.only)}
-    options.targets = list(entries)
+    shard = parse_shard(options.shard) if options.shard else None
+    entries = read_list(options.list, options.only)
+    costs = costs_of(options.costs, entries) if options.costs else {}
+    if options.matrix:
+        print(github_matrix(entries, options.jobs or min(_SHARDS, len(entries)), costs))
+        return 0
+    options.targets = [entry.target for entry in entries]
     targets = {target.target: target for target in targets_of(options, settings)}
     commands = (AUDIT, COMPILATION) if options.speed else (AUDIT,)
-    tasks = [Task(command, target) for target in targets.values() for command in commands]
-    folder = ResultFolder(Path(options.out))
-    if not options.fresh and (text := folder.others(tasks)):
-        print(text, flush=True)
-    allowance = Allowance(options.time, _memory(options.memory, options.jobs))
-    found: dict[str, dict[str, _Judged]] = {command: {} for command in (AUDIT, COMPILATION)}
+    planned = [(Task(command, targets[e.target]), e.family) for e in entries for command in commands]
+    own = {entry.target: entry for entry in (split(entries, shard[1], costs)[shard[0] - 1] if shard else entries)}
+    tasks = [task for task, _ in planned if task.target.target in own]
+    folder = ResultFolder(options.results)
+    logs = (folder.folder.path or Path(_RESULTS).absolute()) / "slurm"
+    executor = opening(options.executor, jobs=options.jobs, seconds=options.time, limits=options.slurm, folder=logs)
+    changed = folder.begin(planned, shared=shard is not None and not options.fresh)
+    if changed and not options.fresh:
+        print(changed, flush=True)
+    allowance = Allowance(options.time, _memory(options))
+    found: list[_Judged] = []
     stopped = 0
     with second_interrupt_ends():
         try:
-            results = sweep(tasks, folder, allowance, jobs=options.jobs, fresh=options.fresh)
+            results = sweep(tasks, folder, allowance, executor, fresh=options.fresh)
             for judged in _judged(results, len(tasks), targets, settings, options):
-                found[judged.result.command][judged.result.target] = judged
+                found.append(judged)  # noqa: PERF402  # an interrupt keeps those
         except KeyboardInterrupt as error:
             _, stopped = ending_of(error)
-        swept = []
-        for name, entry in entries.items():
-            if (audit := found[AUDIT].get(name)) is not None:
-                compilation = found[COMPILATION].get(name)
-                swept.append(Swept(entry, audit.result, audit.run, compilation.run if compilation else None))
         if folder.reused:
             verb = "is" if folder.reused == 1 else "are"
             print(f"{counted(folder.reused, 'results')} {verb} from an earlier sweep; --fresh audits again", flush=True)
-        run = sweep_run(swept, len(targets))
-        every = [judged for judgements in found.values() for judged in judgements.values()]
-        failed = any(judged.failed for judged in every)
-        show = partial(_show, run, swept, options)
-        folder.write(_TABLES, tables_of(run))
-        code = finish(run, options, show, failed=failed)
-    endings = {judged.result.ended for judged in every}
-    if stopped:
-        return stopped
-    if not failed and CRASHED in endings:
-        return UNABLE
-    lacking = with_selection([judged.run for judged in every], selected_groups(settings, each=True), options)[1]
-    return code or (USAGE if lacking or endings != {JUDGED} else 0)
+        swept = _swept(own, found)
+        run = sweep_run(swept, len(own))
+        run = replace(run, title=f"shard {options.shard}: {run.title}") if shard else run
+        tables = _TABLES if shard is None else f"sweep-{shard[0]}-of-{shard[1]}.md"
+        folder.folder.write(tables, tables_of(run))
+        code = finish(run, options, partial(_show, run, swept, options, tables), failed=any(j.failed for j in found))
+    return stopped or code or _unjudged(found, settings, options)
 
 
 class _Judged(NamedTuple):
@@ -158,34 +203,107 @@ def _judged(
     options: argparse.Namespace,
 ) -> Iterator[_Judged]:
     """The results as they come, with the progress of the sweep."""
-    from ampcheck.core.run import FAIL_ON
-    from ampcheck.outcome.accept import accept
-    from ampcheck.outcome.raising import with_commands
     from ampcheck.report import progress_bar
-    from ampcheck.tools.sweep.results import AUDIT
 
     with progress_bar() as progress, closing(results):
         progress("starting", 0, total)
         for number, result in enumerate(results, 1):
-            target = targets[result.target]
-            own = for_target(settings, target, options)
-            run = accept(result.run, own)
-            if result.command == AUDIT:
-                run = with_commands(run, partial(command_of, target))
+            judged = _judge(result, targets[result.target], settings, options)
             progress(f"the last: {result.command} of {name_of_target(result.target)}", number, total)
-            yield _Judged(result, run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on]))
+            yield judged
 
 
-def _memory(gib: float | None, jobs: int) -> int | None:
+def _judge(result: Result, target: Target, settings: Settings, options: argparse.Namespace) -> _Judged:
+    from ampcheck.core.run import FAIL_ON
+    from ampcheck.outcome.accept import accept
+    from ampcheck.outcome.raising import with_commands
+    from ampcheck.tools.sweep.results import AUDIT
+
+    own = for_target(settings, target, options)
+    run = accept(result.run, own)
+    if result.command == AUDIT:
+        run = with_commands(run, partial(command_of, target))
+    return _Judged(result, run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on]))
+
+
+def _require_valid(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that have no effect together, and for values out of their range."""
+    if options.jobs is not None:
+        parse_integer(options.jobs, "--jobs")
+    parse_number(options.time, "--time")
+    if options.memory is not None:
+        parse_number(options.memory, "--memory")
+    if options.costs and not (options.shard or options.matrix):
+        raise UsageError("--costs is about shards: add --shard or --matrix, or leave it out")
+
+
+def _memory(options: argparse.Namespace) -> int | None:
     from ampcheck.core.process_memory import total_memory
 
-    if gib is not None:
-        return int(gib * 2**30)
-    total = total_memory()
-    return None if total is None else int(_SHARE * total / jobs)
+    if options.memory is not None:
+        return int(options.memory * 2**30)
+    total = total_memory() if options.executor == "local" else None
+    return None if total is None else int(_SHARE * total / (options.jobs or 1))
 
 
-def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace) -> None:
+def _swept(entries: Mapping[str, Entry], found: Sequence[_Judged]) -> list[Swept]:
+    """The targets with an audit, in their order."""
+    from ampcheck.tools.sweep.results import AUDIT, COMPILATION
+    from ampcheck.tools.sweep.summary import Swept
+
+    by_command = {(judged.result.command, judged.result.target): judged for judged in found}
+    swept = []
+    for name, entry in entries.items():
+        if (audit := by_command.get((AUDIT, name))) is not None:
+            compilation = by_command.get((COMPILATION, name))
+            swept.append(Swept(entry, audit.result, audit.run, compilation.run if compilation else None))
+    return swept
+
+
+def _unjudged(found: Sequence[_Judged], settings: Settings, options: argparse.Namespace) -> int:
+    """The exit code of a sweep in which nothing failed: another than 0 where not all was judged."""
+    from ampcheck.outcome.accept import selected_groups
+    from ampcheck.tools.sweep.results import CRASHED, JUDGED
+
+    endings = {judged.result.ended for judged in found}
+    if CRASHED in endings:
+        return UNABLE
+    lacking = with_selection([judged.run for judged in found], selected_groups(settings, each=True), options)[1]
+    return USAGE if lacking or endings != {JUDGED} else 0
+
+
+def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> tuple[Run, bool]:
+    """The run of the sweep whose results are in a folder or at a URL, and whether all its targets are judged.
+
+    options: of `ampcheck report`. Raises `UsageError` for a place without a sweep.
+    """
+    from ampcheck.checks.always.coverage import CHECK as COVERAGE
+    from ampcheck.tools.sweep.listing import Entry
+    from ampcheck.tools.sweep.results import JUDGED, ResultFolder
+    from ampcheck.tools.sweep.summary import sweep_run
+
+    known = {target.target: target for target in settings.targets}
+    entries: dict[str, Entry] = {}
+    found: list[_Judged] = []
+    planned = ResultFolder(place).sweep()
+    for target, family, _, result in planned:
+        entries[target.target] = Entry(target.target, family)
+        if result is not None:
+            own = known.get(target.target, target)
+            target = replace(target, severity=own.severity, fail_on=own.fail_on)
+            found.append(_judge(result, target, settings, options))
+    run = sweep_run(_swept(entries, found), len(entries))
+    if lacking := list(
+        dict.fromkeys(name_of_target(target.target) for target, *_, result in planned if result is None)
+    ):
+        verb = "has" if len(lacking) == 1 else "have"
+        text = f"{len(lacking):,} of {counted(len(entries), 'targets')} {verb} no result yet: {listed(lacking)}"
+        finding = COVERAGE.incomplete(place, text, hint="run the shards that they are in")
+        run = replace(run, findings=(finding, *run.findings))
+    return run, not lacking and all(judged.result.ended == JUDGED for judged in found)
+
+
+def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace, tables_file: str) -> None:
     from ampcheck.report import print_tables
     from ampcheck.tools.sweep.summary import brief_table
 
@@ -194,4 +312,4 @@ def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace) -> None
     print_tables([*([brief_table(shown)] if shown else []), *tables])
     if len(shown) < len(swept):
         print(f"{counted(len(swept) - len(shown), 'targets')} without a finding: -v prints their rows, too")
-    print(f"{run.title}; all tables: {Path(options.out) / _TABLES}")
+    print(f"{run.title}; all tables: {options.results.rstrip('/')}/{tables_file}")

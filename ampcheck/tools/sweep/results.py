@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from ampcheck.core.errors import UsageError, require_schema
-from ampcheck.core.files import write_atomically
-from ampcheck.core.json_files import read_json
+from ampcheck.core.json_files import parse_json
 from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
 from ampcheck.core.text import counted, listed
+from ampcheck.tools.sweep.folder import Folder
 from ampcheck.tools.sweep.source import CodeDigests
 
 SCHEMA = 2
@@ -28,6 +28,8 @@ AUDIT, COMPILATION = "audit", "compilation"
 
 JUDGED, REFUSED, CRASHED = "judged", "refused", "crashed"
 """How an audit ended: with a run, with a `UsageError`, with a defect of ampcheck; or `TIME`, `MEMORY` or `ENDED`."""
+
+_MANIFEST = "sweep.manifest"
 
 _JUDGEMENT = ("severity", "fail_on")
 """Options of a target that apply to a finished run."""
@@ -56,6 +58,18 @@ class Result:
     reason: str = ""
     seconds: float = 0.0
     memory: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as `from_json` reads it."""
+        return {name: getattr(self, name) for name in _PLAIN} | {"run": self.run.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        """A result that was written. Raises `KeyError`, `TypeError` or `UsageError` for another object."""
+        return cls(**{name: data[name] for name in _PLAIN}, run=Run.from_json(data["run"]))
+
+
+_PLAIN = ("command", "target", "ended", "reason", "seconds", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,74 +105,104 @@ def key_of(task: Task, code: str) -> dict[str, Any]:
 
 
 class ResultFolder:
-    """The results in a folder, which is created for the first one. Raises `UsageError` for a path of another kind.
+    """The results in a folder, or at a URL, and the manifest of the sweep that they are of. Raises as `Folder`.
 
     reused: how many results were loaded.
     """
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"the results of a sweep need a folder; {path} is a file")
-        self.path = path
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        self.folder = Folder(place)
         self.reused = 0
         self._digests = CodeDigests()
 
     def load(self, task: Task) -> Result | None:
         """The result of a task that was judged with its code, options and versions; None without one that is sound."""
-        with suppress(OSError, ValueError, KeyError, TypeError, UsageError):  # it is audited again
-            data = read_json(self._file(task))
-            require_schema(data, "this", "result of a sweep", SCHEMA)
-            if data["key"] == self._key(task) and data["ended"] == JUDGED:
-                known = {name: data[name] for name in ("command", "target", "ended", "reason", "seconds", "memory")}
-                result = Result(**known, run=Run.from_json(data["run"]))
-                self.reused += 1
-                return result
-        return None
+        result = self._result(_name(task), self.key(task))
+        if result is None or result.ended != JUDGED:  # it is audited again
+            return None
+        self.reused += 1
+        return result
 
     def save(self, task: Task, result: Result) -> None:
         """Write a result, in place of one of earlier code; also one that was not judged, which is never loaded."""
-        data = {"schema": SCHEMA, "key": self._key(task), **asdict(result), "run": result.run.to_json()}
-        self.write(self._file(task).name, json.dumps(data, indent=1, allow_nan=False) + "\n")
+        data = {"schema": SCHEMA, "key": self.key(task), **result.to_json()}
+        self.folder.write(_name(task), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
-    def write(self, name: str, text: str) -> None:
-        """Write a file of the folder, as a whole or not at all."""
-        try:
-            if not self.path.is_dir():
-                self.path.mkdir(parents=True)
-                (self.path / ".gitignore").write_text("*\n", encoding="utf-8")  # it is usually made in a repository
-        except OSError as error:
-            raise UsageError(f"the folder {self.path} of results cannot be created: {error.strerror}") from error
-        write_atomically(self.path / name, text)
-
-    def others(self, tasks: Iterable[Task]) -> str:
-        """A sentence on results of these tasks with other code, options or versions, which are not used; or ""."""
-        keys = {(task.command, task.target.target): self._key(task) for task in tasks}
-        changed: dict[str, None] = {}
-        stale = 0
-        for path in sorted(self.path.glob("*.json")) if self.path.is_dir() else ():
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                before = read_json(path)["key"]
-                now = keys.get((before["command"], before["target"]))
-                if now is not None and now != before:
-                    stale += 1
-                    changed.update(dict.fromkeys(_changes(before, now)))
-        if not stale:
-            return ""
-        return (
-            f"{counted(stale, 'results')} in {self.path} {'was' if stale == 1 else 'were'} found with other settings "
-            f"({listed(changed)}): the targets are audited again"
-        )
-
-    def _key(self, task: Task) -> dict[str, Any]:
+    def key(self, task: Task) -> dict[str, Any]:
+        """What the result of a task depends on."""
         return key_of(task, "" if task.commit else self._digests.of(task.target.target))
 
-    def _file(self, task: Task) -> Path:
-        options = key_of(task, "")  # not the code: each edit would leave a file behind
-        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
-        return self.path / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', task.target.target)[-80:].strip('-.')}-{digest}.json"
+    def begin(self, planned: Iterable[tuple[Task, str]], *, shared: bool) -> str:
+        """Write the manifest: each task of the whole sweep, with the family of its target.
+
+        Returns a sentence on tasks that the sweep before had with other code, options or versions; or "". shared: with
+        other shards: raises `UsageError` where the sweep before is not the same.
+        """
+        tasks: list[dict[str, Any]] = [
+            {"file": _name(t), "key": self.key(t), "family": family} for t, family in planned
+        ]
+        before, now = ({_identity(entry): entry["key"] for entry in each} for each in (self._tasks(), tasks))
+        stale = [each for each, key in before.items() if now.get(each, key) != key]
+        differences = dict.fromkeys(text for each in stale for text in changes(before[each], now[each]))
+        if shared and before and (stale or before.keys() != now.keys()):
+            raise UsageError(
+                f"{self.folder} has results of a sweep with other settings ({listed(differences) or 'other targets'}): "
+                "give each shard the same list, code and options, or name another --results, or start over with --fresh"
+            )
+        self.folder.write(_MANIFEST, json.dumps({"schema": SCHEMA, "tasks": tasks}) + "\n")
+        verb = "was" if len(stale) == 1 else "were"
+        text = f"{counted(len(stale), 'results')} in {self.folder} {verb} found with other settings"
+        return f"{text} ({listed(differences)}): the targets are audited again" if stale else ""
+
+    def sweep(self) -> list[tuple[Target, str, str, Result | None]]:
+        """Of each task of the sweep: its target, family and command, and its result where it is there and sound.
+
+        Raises `UsageError` for a folder without a manifest.
+        """
+        require_schema(self._data(_MANIFEST), f"{self.folder}/{_MANIFEST}", "manifest of a sweep", SCHEMA)
+        names = {each.name for each in fields(Target)}
+        planned = []
+        for entry in self._tasks():
+            key = entry["key"]
+            options: dict[str, Any] = {
+                name: tuple(v) if isinstance(v, list) else v for name, v in key.items() if name in names
+            }
+            result = self._result(entry["file"], key)
+            planned.append((Target(**options), entry["family"], key["command"], result))
+        return planned
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        tasks: list[dict[str, Any]] = self._data(_MANIFEST).get("tasks", [])
+        return tasks
+
+    def _result(self, name: str, key: Mapping[str, Any]) -> Result | None:
+        data = self._data(name)
+        with suppress(ValueError, KeyError, TypeError, UsageError):
+            require_schema(data, "this", "result of a sweep", SCHEMA)
+            if data["key"] == key:
+                return Result.from_json(data)
+        return None
+
+    def _data(self, name: str) -> Any:
+        """The object in a file; an empty one where there is none that is sound."""
+        with suppress(Exception):  # each file system has its own
+            data = parse_json(self.folder.read(name))
+            return data if isinstance(data, dict) else {}
+        return {}
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
+def _identity(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return entry["key"]["command"], entry["key"]["target"]
+
+
+def _name(task: Task) -> str:
+    options = key_of(task, "")  # not the code: each edit would leave a file behind
+    digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', task.target.target)[-80:].strip('-.')}-{digest}.json"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
+    """What differs between the keys of two results, in words."""
     if before.get("code") != now["code"]:
         yield "code that has changed"
     for name in now:

@@ -17,9 +17,13 @@ _FILES = 1_000
 
 
 class CodeDigests:
-    """Digests of the code of targets, each taken once: of what is there when the first target of a folder needs it."""
+    """Digests of the code of targets, each taken once: of what is there when the first target of a folder needs it.
 
-    def __init__(self) -> None:
+    start: the folder that relative paths start from.
+    """
+
+    def __init__(self, start: str = "") -> None:
+        self._start = Path(start).absolute()
         self._around: dict[Path, str] = {}
 
     def of(self, target: str) -> str:
@@ -28,21 +32,21 @@ class CodeDigests:
         That is the state of the repository (see `Repository.state`); without one that of the Python files beside the
         target, or beside the package that it is part of, and in the folders below, of which the first 1,000 count.
         """
-        file = _file_of(split_member(target)[0].rpartition(":")[0])
-        folder = file.parent if file is not None else Path.cwd()
+        file = _file_of(split_member(target)[0].rpartition(":")[0], self._start)
+        folder = file.parent if file is not None else self._start
         if folder not in self._around:
             self._around[folder] = _around(folder)
         return _digest(self._around[folder].encode(), _content(file) if file is not None else b"")
 
 
-def _file_of(source: str) -> Path | None:
+def _file_of(source: str, start: Path) -> Path | None:
     """The file of `path/to/file.py` or `package.module`, which is not imported; None where there is none."""
     if source.endswith(".py"):
-        path = Path(source).resolve()
+        path = (start / source).resolve()
         return path if path.is_file() else None
     parts = source.split(".")
-    for entry in sys.path:
-        module = Path(entry or os.curdir, *parts)
+    for entry in ("", *sys.path):  # the audit imports from its folder, too
+        module = start.joinpath(entry, *parts)
         for path in (module / "__init__.py", module.with_name(f"{module.name}.py")):
             if path.is_file():
                 return path.resolve()
@@ -54,7 +58,11 @@ def _around(folder: Path) -> str:
         return Repository.around(folder).state()
     except (UsageError, OSError):  # no repository, no commit, no git, or a file that cannot be read
         root = package_root(folder / "__init__.py")
-        parts = (part for path in _python_files(root) for part in (str(path).encode(), _content(path)))
+        parts = (
+            part
+            for path in _python_files(root)
+            for part in (path.relative_to(root).as_posix().encode(), _content(path))
+        )
         return _digest(*parts)
 
 

@@ -1,0 +1,66 @@
+"""A folder of files: on this machine, or at a URL that fsspec reaches, such as `s3://bucket/sweep`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.files import write_atomically
+
+_PACKAGES = "s3fs for s3://, gcsfs for gs://, adlfs for az://"
+
+
+class Folder:
+    """The files of a folder, which is created for the first one; at a URL the folder must exist, if the store has any.
+
+    path: where it is on this machine; None elsewhere. Raises `UsageError` for a path of another kind and for a URL that
+    fsspec does not know.
+    """
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        from fsspec.core import url_to_fs
+        from fsspec.implementations.local import LocalFileSystem
+
+        self._place, self._files, self._root = os.fspath(place), LocalFileSystem(), os.path.abspath(place)
+        if "://" in self._place:
+            try:
+                self._files, self._root = url_to_fs(self._place)
+            except (ImportError, ValueError, OSError) as error:
+                text = f"--results takes a folder or a URL of fsspec ({_PACKAGES}): {brief(error)}"
+                raise UsageError(text) from error
+        self.path = Path(self._root) if isinstance(self._files, LocalFileSystem) else None
+        if self.path is not None and self.path.is_file():
+            raise UsageError(f"the results of a sweep need a folder; {self} is a file")
+
+    def __str__(self) -> str:
+        return self._place
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises what its file system raises."""
+        content: bytes = self._files.cat_file(f"{self._root}/{name}")
+        return content
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file, as a whole or not at all."""
+        if self.path is None:
+            _put(self._files, f"{self._root}/{name}", text.encode(), self)
+            return
+        try:
+            if not self.path.is_dir():
+                self.path.mkdir(parents=True)
+                (self.path / ".gitignore").write_text("*\n", encoding="utf-8")  # it is usually made in a repository
+        except OSError as error:
+            raise UsageError(f"the folder {self} of results cannot be created: {error.strerror}") from error
+        write_atomically(self.path / name, text)
+
+
+def _put(files: Any, path: str, content: bytes, folder: Folder) -> None:
+    part = f"{path}.{secrets.token_hex(4)}.part"  # a server of files may keep half of one that is sent
+    try:
+        files.pipe_file(part, content)
+        files.mv(part, path)
+    except Exception as error:  # each file system has its own
+        raise UsageError(f"--results {folder} cannot be written: {brief(error)}") from error

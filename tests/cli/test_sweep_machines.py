@@ -1,0 +1,124 @@
+"""`ampcheck sweep` in shards and on other machines, as its options say; `ampcheck report` merges what they found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from ampcheck.cli.main import main
+from ampcheck.core.run import Run
+
+pytestmark = pytest.mark.usefixtures("warm_processes")
+
+MODELS = """
+import torch
+
+class Overflows(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 1e6
+
+X = torch.ones(2, 4)
+MODELS = {"a": lambda: (torch.nn.Linear(4, 4), X), "b": lambda: (Overflows(4, 4), X), "c": lambda: 1 / 0}
+META = {"a": {"family": "linear"}, "b": {"family": "linear"}}
+"""
+
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def ampcheck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Said]:
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Said:
+        quick = ("--no-compile", "--dtype", "float16") if arguments[0] == "sweep" else ()
+        code = main([*arguments, *quick])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_shards_at_a_url_are_merged_and_a_shard_that_lacks_is_said(
+    ampcheck: Callable[..., Said], tmp_path: Path
+) -> None:
+    place = "memory://shards"
+    code, out, _ = ampcheck("sweep", "models.py:MODELS", "--shard", "2/2", "--results", place)
+    assert (code, "shard 2/2: sweep of 1 target, 1 not judged" in out) == (2, True)
+    code, out, _ = ampcheck("report", place)
+    assert code == 2
+    assert "2 of 3 targets have no result yet: a, b" in " ".join(out.split())
+    code, out, _ = ampcheck("sweep", "models.py:MODELS", "--shard", "1/2", "--results", place)
+    assert (code, "shard 1/2: sweep of 2 targets, 1 failed, 1 clean" in out) == (1, True)
+    assert ampcheck("report", place, "--json", "all.json", "--html", "all.html")[0] == 1
+    run = Run.load(tmp_path / "all.json")
+    assert run.title == "sweep of 3 targets, 1 failed, 1 clean, 1 not judged"
+    rows = [("a", "linear", "pass"), ("c", "", "incomplete"), ("b", "linear", "fail")]
+    assert [row[:3] for row in run.tables[0].rows] == rows
+    assert any("audit 'models.py:MODELS[b]' --select overflow" in finding.reproduce for finding in run.findings)
+    files = {path.rpartition("/")[2] for path in fsspec.filesystem("memory").ls("/shards", False)}
+    assert {"sweep.manifest", "sweep-1-of-2.md", "sweep-2-of-2.md"} < files
+    code, _, err = ampcheck("sweep", "models.py:MODELS", "--shard", "1/2", "--results", place, "--steps", "3")
+    assert (code, "sweep with other settings (steps None, now 3): give each shard the same" in err) == (2, True)
+    code, out, _ = ampcheck("sweep", "models.py:MODELS", "--results", place, "--only", "[ab]")
+    assert "2 results are from an earlier sweep" in out
+
+
+@pytest.mark.slow
+def test_audits_of_another_executor_are_those_of_this_machine(ampcheck: Callable[..., Said], tmp_path: Path) -> None:
+    pool = ("--executor", "concurrent.futures:ProcessPoolExecutor")
+    assert ampcheck("sweep", "models.py:MODELS", *pool, "--json", "there.json")[0] == 1
+    assert ampcheck("sweep", "models.py:MODELS", "--fresh", "--json", "here.json")[0] == 1
+    rows = [[row[:7] for row in Run.load(tmp_path / name).tables[0].rows] for name in ("there.json", "here.json")]
+    assert rows[0] == rows[1]
+
+
+def test_a_matrix_for_github_has_a_job_for_each_shard(ampcheck: Callable[..., Said], tmp_path: Path) -> None:
+    code, out, err = ampcheck("sweep", "models.py:MODELS", "--matrix", "github", "--jobs", "2")
+    assert (code, err) == (0, "")
+    jobs = [{"shard": "1/2", "targets": 2}, {"shard": "2/2", "targets": 1}]
+    assert json.loads(out) == {"include": jobs}
+    assert out.count("\n") == 1
+    assert len(json.loads(ampcheck("sweep", "models.py:MODELS", "--matrix", "github")[1])["include"]) == 3
+    assert not (tmp_path / "ampcheck-sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--shard", "0/4"], "--shard takes k/n, shard k of n from 1/n to n/n, such as 2/8; found '0/4'"),
+        (["--shard", "5/4"], "found '5/4'"),
+        (["--shard", "a/b"], "found 'a/b'"),
+        (["--shard", "4/4"], "4 shards need as many targets; there are 3 targets"),
+        (["--matrix", "github", "--jobs", "257"], "--matrix github takes at most 256 --jobs; found 257"),
+        (["--costs", "x.json"], "--costs is about shards: add --shard or --matrix"),
+        (["--costs", "x.json", "--shard", "1/2"], "x.json"),
+        (["--executor", "kubernetes"], "--executor must be local, slurm, dask://HOST:PORT, or package.module:factory"),
+        (["--executor", "dask://h:1", "--jobs", "4"], "--jobs is of --executor local and slurm"),
+        (["--slurm", "partition=gpu"], "--slurm partition=gpu is of --executor slurm: add it"),
+        (["--executor", "slurm", "--slurm", "gpu"], "--slurm takes LIMIT=VALUE, such as partition=gpu; found gpu"),
+        (["--executor", "slurm", "--slurm", "cluster=local", "--slurm", "colour=red"], "Unknown argument 'colour'"),
+        (["--results", "nope://x"], "--results takes a folder or a URL of fsspec"),
+    ],
+)
+def test_bad_options_of_a_sweep_are_one_sentence(
+    ampcheck: Callable[..., Said], arguments: list[str], text: str
+) -> None:
+    if "slurm" in arguments:
+        pytest.importorskip("submitit")
+    code, _, err = ampcheck("sweep", "models.py:MODELS", *arguments)
+    assert code == 2
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_a_report_of_a_folder_without_a_sweep_is_one_sentence(ampcheck: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, _, err = ampcheck("report", "empty")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "empty/sweep.manifest is no manifest of a sweep" in err
