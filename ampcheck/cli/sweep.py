@@ -286,16 +286,15 @@ def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> t
     entries: dict[str, Entry] = {}
     found: list[_Judged] = []
     planned = ResultFolder(place).sweep()
-    for target, family, _, result in planned:
+    for target, family, result in planned:
         entries[target.target] = Entry(target.target, family)
         if result is not None:
             own = known.get(target.target, target)
             target = replace(target, severity=own.severity, fail_on=own.fail_on)
             found.append(_judge(result, target, settings, options))
     run = sweep_run(_swept(entries, found), len(entries))
-    if lacking := list(
-        dict.fromkeys(name_of_target(target.target) for target, *_, result in planned if result is None)
-    ):
+    lacking = {name_of_target(target.target): None for target, _, result in planned if result is None}
+    if lacking:
         verb = "has" if len(lacking) == 1 else "have"
         text = f"{len(lacking):,} of {counted(len(entries), 'targets')} {verb} no result yet: {listed(lacking)}"
         finding = COVERAGE.incomplete(place, text, hint="run the shards that they are in")

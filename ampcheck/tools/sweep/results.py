@@ -141,21 +141,23 @@ class ResultFolder:
         tasks: list[dict[str, Any]] = [
             {"file": _name(t), "key": self.key(t), "family": family} for t, family in planned
         ]
-        before, now = ({_identity(entry): entry["key"] for entry in each} for each in (self._tasks(), tasks))
-        stale = [each for each, key in before.items() if now.get(each, key) != key]
-        differences = dict.fromkeys(text for each in stale for text in changes(before[each], now[each]))
+        before, now = ({_identity(entry): entry for entry in each} for each in (self._tasks(), tasks))
+        stale = [each for each in before.keys() & now.keys() if before[each]["key"] != now[each]["key"]]
+        found = sorted({text for each in stale for text in changes(before[each]["key"], now[each]["key"])})
         if shared and before and (stale or before.keys() != now.keys()):
             raise UsageError(
-                f"{self.folder} has results of a sweep with other settings ({listed(differences) or 'other targets'}): "
+                f"{self.folder} has results of a sweep with other settings ({listed(found) or 'other targets'}): "
                 "give each shard the same list, code and options, or name another --results, or start over with --fresh"
             )
+        count = sum(bool(self._data(before[each]["file"])) for each in stale)
         self.folder.write(_MANIFEST, json.dumps({"schema": SCHEMA, "tasks": tasks}) + "\n")
-        verb = "was" if len(stale) == 1 else "were"
-        text = f"{counted(len(stale), 'results')} in {self.folder} {verb} found with other settings"
-        return f"{text} ({listed(differences)}): the targets are audited again" if stale else ""
+        text = (
+            f"{counted(count, 'results')} in {self.folder} {'was' if count == 1 else 'were'} found with other settings"
+        )
+        return f"{text} ({listed(found)}): the targets are audited again" if count else ""
 
-    def sweep(self) -> list[tuple[Target, str, str, Result | None]]:
-        """Of each task of the sweep: its target, family and command, and its result where it is there and sound.
+    def sweep(self) -> list[tuple[Target, str, Result | None]]:
+        """Of each task of the sweep: its target, the family of it, and its result where it is there and sound.
 
         Raises `UsageError` for a folder without a manifest.
         """
@@ -167,8 +169,7 @@ class ResultFolder:
             options: dict[str, Any] = {
                 name: tuple(v) if isinstance(v, list) else v for name, v in key.items() if name in names
             }
-            result = self._result(entry["file"], key)
-            planned.append((Target(**options), entry["family"], key["command"], result))
+            planned.append((Target(**options), entry["family"], self._result(entry["file"], key)))
         return planned
 
     def _tasks(self) -> list[dict[str, Any]]:

@@ -82,7 +82,8 @@ class ArrayExecutor(Executor):
                 threading.Thread(target=_collect, args=(future, self._running.pop(future)), daemon=True).start()
             room = self._most - len(self._running)
             if self._waiting and room >= max(self._most // 10, 1):  # of a long list no array is small
-                batch, self._waiting[:room] = self._waiting[:room], []
+                batch = self._waiting[:room]
+                del self._waiting[: len(batch)]  # calls are submitted meanwhile
                 self._start([(future, call) for future, call in batch if future.set_running_or_notify_cancel()])
 
     def _start(self, batch: list[tuple[Future[Any], Callable[[], Any]]]) -> None:
