@@ -152,7 +152,8 @@ def _outcomes(calls: Sequence[Call], executor: Opening) -> Generator[tuple[Call,
                 except Exception as error:  # noqa: BLE001, PERF203  # of a pool that an earlier call has broken
                     yield call, error
             for future in as_completed(futures):
-                yield futures[future], _outcome(future)
+                # Dask computes again what a lost worker held, for whoever still has the future.
+                yield futures.pop(future), _outcome(future)
         finally:
             for future in futures:
                 future.cancel()
