@@ -87,6 +87,7 @@ def use(wheel: Path, release: str, folder: Path) -> None:
     (home / "test_model.py").write_text(TESTS, encoding="utf-8")
     command = python.with_name("ampcheck")
     run(command, "policy", "show", "cuda", at=home, quiet=True)
+    run(command, "known", "torch", at=home, quiet=True)
     run(command, "policy", "diff", "2.6", "2.12", "--device", "cuda", at=home, quiet=True)
     run(command, "guide", at=home, quiet=True)
     audit = (command, "audit", "--no-compile")

@@ -48,9 +48,9 @@ def about(folder: Path) -> dict[str, str]:
     text = (
         (folder / "report.md").read_text(encoding="utf-8") if (folder / "report.md").is_file() else f"# {folder.name}"
     )
-    keys = "package|version|way|dtype|severity"
+    keys = "package|version|way|dtype|severity|functions"
     head = re.findall(rf"^[-*| ]*({keys})[*| ]*:[*| ]*(.+?)[| ]*$", text, re.MULTILINE | re.IGNORECASE)
-    known = {"package": folder.name.partition("-")[0], "way": "?", "severity": "?"}
+    known = {"package": folder.name.partition("-")[0], "way": "?", "severity": "?", "functions": ""}
     known |= {key.lower(): value for key, value in reversed(head)}
     for key, more in (("package", "version"), ("way", "dtype")):
         known[key] += f" {known[more]}" if known.get(more, "") not in known[key] else ""
@@ -62,10 +62,24 @@ def rank(way: str) -> int:
     return next((place for place, name in enumerate(WAYS) if re.search(name, way, re.IGNORECASE)), len(WAYS))
 
 
-def check(folder: Path) -> tuple[str, str]:
-    """Run a repro on the installed release: `broken`, `mended`, `absent` or `error`, and its last line."""
-    command = [sys.executable, "-W", "ignore", str(folder / "repro.py")]
+EMULATED = """
+import runpy, sys
+from ampcheck import emulate
+with emulate(sys.argv[1]):
+    runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+
+
+def check(folder: Path, device: str = "cpu", place: Path | None = None) -> tuple[str, str]:
+    """Run a repro on the installed release: `broken`, `mended`, `absent` or `error`, and its last line.
+
+    device: whose policy of autocast, emulated where it is not the CPU. place: a folder with other releases.
+    """
+    script = str(folder / "repro.py")
+    command = [sys.executable, "-W", "ignore", *([script] if device == "cpu" else ["-c", EMULATED, device, script])]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if place:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), env.get("PYTHONPATH"))))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=env, check=False)
     except subprocess.TimeoutExpired:

@@ -2,9 +2,10 @@
 
     python benchmarks/hunt.py PACKAGE... [--only PATTERN] [--json PATH]   # candidates, ranked
     python benchmarks/hunt.py --record FOLDER...                # write finding.json of reports/found/FOLDER
-    python benchmarks/hunt.py --table                           # write reports/found/README.md
+    python benchmarks/hunt.py --table                           # write README.md of the reports, and known.json
     python benchmarks/hunt.py --check [FOLDER...]               # run the repros: broken or mended in this release?
     python benchmarks/hunt.py --packages                        # what the repros need from PyPI
+    python benchmarks/hunt.py --known [FOLDER...] [--release PACKAGE==VERSION...]   # run the repros, write known.json
 
 Each callable runs in a process of its own, with arguments from its names and defaults (`_callables.py`), on the values
 that users have, in these ways: under autocast of the CPU and of CUDA (emulated) on results of a matrix product, with
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import _found
+import _known
 import numpy as np
 import torch
 from _callables import PROFILES, builder, callables, first_that_runs, floating
@@ -184,16 +186,20 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="packages; with --record and --check, folders")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="of the callables' names, such as '*Loss'")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the candidates here, one a line")
+    parser.add_argument("--release", nargs="+", default=[], help="with --known: measure these, not what is installed")
     action = parser.add_mutually_exclusive_group()
-    for name in ("record", "table", "check", "packages"):
+    for name in ("record", "table", "check", "packages", "known"):
         action.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     if options.table:
         (_found.FOUND / "README.md").write_text("\n".join(_found.table()) + "\n", encoding="utf-8")
+        _known.save(_known.refreshed())
     elif options.packages:
         print("\n".join(_found.distributions()))
     elif options.check:
         return int(_found.check_all(options.names) > 0)
+    elif options.known:
+        return int(_known.write(options.names, options.release) > 0)
     elif options.record:
         for folder in _found.folders(options.names):
             print(f"{folder.name}: {_found.write_record(folder)}", flush=True)

@@ -18,6 +18,7 @@ from ampcheck.cli import (
     explain,
     history,
     init,
+    known,
     lab,
     lint,
     parity,
@@ -94,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in (
         *(init, doctor, audit, baseline, sweep, report, show, explain),
-        *(parity, whatif, lint, blame, search, bisect, policy, speed, history, lab),
+        *(parity, whatif, lint, known, blame, search, bisect, policy, speed, history, lab),
     ):
         command.add_command(commands)
     return parser

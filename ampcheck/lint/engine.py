@@ -12,7 +12,6 @@ import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
@@ -21,12 +20,12 @@ from pkgutil import iter_modules
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import write_atomically
-from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+from ampcheck.core.run import Coverage, Finding, Run, Where
 from ampcheck.core.text import did_you_mean
 from ampcheck.lint import rules as _rules
 from ampcheck.lint.rule import Edit, Report, Rule
 from ampcheck.lint.source import Source, split_lines
-from ampcheck.outcome.comments import ignored_at
+from ampcheck.outcome.comments import commented, ignored_at
 
 _SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
 """Folders that are not entered, nor those whose names begin with a dot, unless they are asked for."""
@@ -64,7 +63,7 @@ def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *,
     chosen = select_rules(select)
     read = _Cache(chosen, cached)
     findings, files, broken = list[Finding](), 0, list[str]()
-    for path in _files(paths := list(paths)):
+    for path in python_files(paths := list(paths)):
         reports = read.reports(path)
         if reports is None:
             broken.append(path)
@@ -83,14 +82,10 @@ def _finding(rule: Rule, path: str, report: Report) -> Finding:
     where = Where(file=path, line=report.line)
     build = rule.check.fail if rule.fails else rule.check.warn
     proof = f" Proof: {rule.audit}" if rule.audit else ""
-    finding = build(os.path.basename(path), report.message, where=where, hint=rule.check.fix + proof)
-    reason = ignored_at(where).get(rule.check.slug)
-    if reason is None:
-        return finding
-    return replace(finding, verdict=Verdict.ACCEPTED, accepted=reason or "a comment on the line")
+    return commented(build(os.path.basename(path), report.message, where=where, hint=rule.check.fix + proof))
 
 
-def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+def python_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
     """The files, each once, also where it has several names; those of a folder sorted."""
     seen = set[tuple[int, int]]()
     for path in [os.fspath(path) for path in paths]:
@@ -118,7 +113,8 @@ def _inside(folder: str) -> Iterator[str]:
             yield entry.path
 
 
-def _content(path: str) -> bytes:
+def content_of(path: str) -> bytes:
+    """The bytes of a file. Raises `UsageError` where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -131,18 +127,25 @@ def _encoding(content: bytes) -> str:
     return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
 
 
+def parse(path: str, content: bytes) -> Source | None:
+    """A file as rules read it; None of one that is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in the strings of others
+            return Source(path, content.decode(_encoding(content)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of what nests too deeply
+        return None
+
+
 def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | None:
     """The reports of a file by the codes of their rules; None of one that is no Python."""
-    content = _content(path)
+    content = content_of(path)
     contains = _Contains(content)
     told = [rule for rule in chosen if _may_report(rule, content, contains)]
     if not told:
         return []
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in the strings of others
-            source = Source(path, content.decode(_encoding(content)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of what nests too deeply
+    source = parse(path, content)
+    if source is None:
         return None
     try:
         found = [(rule.check.slug, report) for rule in told for report in rule.read(source)]
@@ -230,7 +233,7 @@ def _version() -> str:
 def fix(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = ()) -> int:
     """Write what reports mend by themselves; how many edits were made. Edits that overlap wait for the next time."""
     chosen, made = select_rules(select), 0
-    for path in _files(paths):
+    for path in python_files(paths):
         found = read_file(path, chosen) or ()
         edits = [edit for code, report in found if not _is_ignored(path, code, report) for edit in report.fix]
         if edits:
@@ -244,7 +247,7 @@ def _is_ignored(path: str, code: str, report: Report) -> bool:
 
 def _apply(path: str, edits: Sequence[Edit]) -> int:
     """Columns are those of UTF-8, as `ast` counts them, in whatever encoding the file is."""
-    content = _content(path)
+    content = content_of(path)
     encoding = _encoding(content)
     lines = split_lines(content.decode(encoding))
     made, limit = 0, (len(lines) + 1, 0)

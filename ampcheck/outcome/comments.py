@@ -6,12 +6,21 @@ import io
 import re
 import tokenize
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
-from ampcheck.core.run import Where
+from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.source import lines_of
 
 _COMMENT = re.compile(r"#\s*ampcheck:\s*ignore\[(?P<checks>[^\]]*)\]\s*(?P<reason>[^#]*)")
+
+
+def commented(finding: Finding) -> Finding:
+    """The finding, accepted where a comment at its place names its check."""
+    reason = ignored_at(finding.where).get(finding.check)
+    if reason is None:
+        return finding
+    return replace(finding, verdict=Verdict.ACCEPTED, accepted=reason or "a comment on the line")
 
 
 def ignored_at(where: Where) -> Mapping[str, str]:

@@ -1,1 +1,1 @@
-"""Clients of the public names and of Run JSON: init, doctor, lab, sweep and bisect."""
+"""Clients of the public names and of Run JSON: init, doctor, lab, known, sweep and bisect."""

@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from piq import dss
+from piq import DSSLoss, dss
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "piq", torch.float16, True, 0.05
 
@@ -14,6 +14,9 @@ def inputs(seed):
 
 def f(a, b):
     return dss(b, a)
+
+
+FORMS = {"piq.DSSLoss": lambda a, b: DSSLoss()(b, a)}
 
 
 if __name__ == "__main__":

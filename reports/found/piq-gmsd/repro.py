@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from piq import gmsd
+from piq import GMSDLoss, gmsd
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "piq", torch.bfloat16, True, 0.3
 
@@ -14,6 +14,9 @@ def inputs(seed):
 
 def f(a, b):
     return gmsd(b, a)
+
+
+FORMS = {"piq.GMSDLoss": lambda a, b: GMSDLoss()(b, a)}
 
 
 if __name__ == "__main__":

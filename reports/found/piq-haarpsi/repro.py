@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from piq import haarpsi
+from piq import HaarPSILoss, haarpsi
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "piq", torch.float16, True, 0.05
 
@@ -12,9 +12,12 @@ def inputs(seed):
     return image, noisy
 
 
-def f(a, b):
+def f(a, b, score=haarpsi):
     b = b.detach().requires_grad_()
-    return torch.autograd.grad(haarpsi(b, a), b)[0]
+    return torch.autograd.grad(score(b, a), b)[0]
+
+
+FORMS = {"piq.HaarPSILoss": lambda a, b: f(a, b, HaarPSILoss())}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from piq import mdsi, multi_scale_gmsd
+from piq import FSIMLoss, MDSILoss, MultiScaleGMSDLoss, SRSIMLoss, fsim, mdsi, multi_scale_gmsd, srsim
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "piq", torch.float16, True, 0.05
 
@@ -14,6 +14,16 @@ def inputs(seed):
 
 def f(a, b):
     return torch.stack([mdsi(b, a).double(), multi_scale_gmsd(b, a).double()])
+
+
+FORMS = {
+    "piq.MDSILoss": lambda a, b: MDSILoss()(b, a),
+    "piq.MultiScaleGMSDLoss": lambda a, b: MultiScaleGMSDLoss()(b, a),
+    "piq.fsim": lambda a, b: fsim(b, a),
+    "piq.FSIMLoss": lambda a, b: FSIMLoss()(b, a),
+    "piq.srsim": lambda a, b: srsim(b, a),
+    "piq.SRSIMLoss": lambda a, b: SRSIMLoss()(b, a),
+}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from piq import ssim
+from piq import SSIMLoss, ssim
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "piq", torch.bfloat16, True, 0.5
 
@@ -12,9 +12,12 @@ def inputs(seed):
     return image, noisy
 
 
-def f(a, b):
+def f(a, b, score=ssim):
     b = b.detach().requires_grad_()
-    return torch.autograd.grad(ssim(b, a), b)[0]
+    return torch.autograd.grad(score(b, a), b)[0]
+
+
+FORMS = {"piq.SSIMLoss": lambda a, b: f(a, b, SSIMLoss())}
 
 
 if __name__ == "__main__":

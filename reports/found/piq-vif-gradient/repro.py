@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from piq import vif_p
+from piq import VIFLoss, vif_p
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "piq", torch.float16, True, 0.5
 
@@ -12,9 +12,12 @@ def inputs(seed):
     return image, noisy
 
 
-def f(a, b):
+def f(a, b, score=vif_p):
     b = b.detach().requires_grad_()
-    return torch.autograd.grad(vif_p(b, a), b)[0]
+    return torch.autograd.grad(score(b, a), b)[0]
+
+
+FORMS = {"piq.VIFLoss": lambda a, b: f(a, b, VIFLoss())}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import torch
 from torch_geometric.nn import global_mean_pool
+from torch_geometric.nn.aggr import MeanAggregation
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torch_geometric", torch.float16, True, 0.05
 
@@ -13,6 +14,9 @@ def inputs(seed):
 
 def f(x, batch):
     return global_mean_pool(x, batch)
+
+
+FORMS = {"torch_geometric.nn.aggr.MeanAggregation": lambda x, batch: MeanAggregation()(x, batch)}
 
 
 if __name__ == "__main__":

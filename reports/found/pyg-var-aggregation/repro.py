@@ -1,5 +1,5 @@
 import torch
-from torch_geometric.nn.aggr import VarAggregation
+from torch_geometric.nn.aggr import StdAggregation, VarAggregation
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torch_geometric", torch.bfloat16, True, 0.3
 
@@ -13,6 +13,9 @@ def inputs(seed):
 
 def f(x, batch):
     return VarAggregation()(x, batch)
+
+
+FORMS = {"torch_geometric.nn.aggr.StdAggregation": lambda *args: StdAggregation()(*args)}
 
 
 if __name__ == "__main__":

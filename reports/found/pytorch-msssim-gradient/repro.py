@@ -1,6 +1,6 @@
 import torch
 import torch.nn.functional as F
-from pytorch_msssim import ssim
+from pytorch_msssim import SSIM, ssim
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "pytorch-msssim", torch.bfloat16, True, 0.5
 
@@ -12,9 +12,12 @@ def inputs(seed):
     return image, noisy
 
 
-def f(a, b):
+def f(a, b, score=ssim):
     b = b.detach().requires_grad_()
-    return torch.autograd.grad(ssim(b, a, data_range=1.0), b)[0]
+    return torch.autograd.grad(score(b, a, data_range=1.0), b)[0]
+
+
+FORMS = {"pytorch_msssim.SSIM": lambda a, b: f(a, b, lambda b, a, data_range: SSIM(data_range=data_range)(b, a))}
 
 
 if __name__ == "__main__":

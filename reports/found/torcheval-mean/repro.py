@@ -1,4 +1,5 @@
 import torch
+from torcheval.metrics import Mean
 from torcheval.metrics.functional import mean
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torcheval", torch.float16, True, 0.05
@@ -11,6 +12,9 @@ def inputs(seed):
 
 def f(scores):
     return mean(scores)
+
+
+FORMS = {"torcheval.metrics.Mean": lambda scores: Mean().update(scores).compute()}
 
 
 if __name__ == "__main__":

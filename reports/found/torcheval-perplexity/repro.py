@@ -1,4 +1,5 @@
 import torch
+from torcheval.metrics import Perplexity
 from torcheval.metrics.functional import perplexity
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torcheval", torch.float16, True, 0.05
@@ -13,6 +14,9 @@ def inputs(seed):
 
 def f(a, b):
     return perplexity(a, b)
+
+
+FORMS = {"torcheval.metrics.Perplexity": lambda a, b: Perplexity().update(a, b).compute()}
 
 
 if __name__ == "__main__":

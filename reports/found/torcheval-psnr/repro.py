@@ -1,5 +1,6 @@
 import torch
 import torch.nn.functional as F
+from torcheval.metrics import PeakSignalNoiseRatio
 from torcheval.metrics.functional import peak_signal_noise_ratio
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torcheval", torch.float16, False, 0.05
@@ -13,6 +14,9 @@ def inputs(seed):
 
 def f(a, b):
     return peak_signal_noise_ratio(a, b)
+
+
+FORMS = {"torcheval.metrics.PeakSignalNoiseRatio": lambda a, b: PeakSignalNoiseRatio().update(a, b).compute()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import torch
+from torchmetrics.classification import BinaryAUROC
 from torchmetrics.functional.classification import binary_auroc
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.bfloat16, True, 0.05
@@ -12,6 +13,9 @@ def inputs(seed):
 
 def f(logits, target):
     return binary_auroc(logits, target)
+
+
+FORMS = {"torchmetrics.classification.BinaryAUROC": lambda logits, target: BinaryAUROC()(logits, target)}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import torch
 from torchmetrics.functional.regression import kl_divergence
+from torchmetrics.regression import KLDivergence
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.float16, True, 0.05
 
@@ -11,6 +12,9 @@ def inputs(seed):
 
 def f(a, b):
     return kl_divergence(a, b)
+
+
+FORMS = {"torchmetrics.regression.KLDivergence": lambda a, b: KLDivergence()(a, b)}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 import torch
 from torchmetrics.functional.text import perplexity
+from torchmetrics.text import Perplexity
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.float16, True, 0.05
 
@@ -13,6 +14,9 @@ def inputs(seed):
 
 def f(a, b):
     return perplexity(a, b)
+
+
+FORMS = {"torchmetrics.text.Perplexity": lambda a, b: Perplexity()(a, b)}
 
 
 if __name__ == "__main__":

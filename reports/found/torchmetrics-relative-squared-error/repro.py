@@ -1,5 +1,6 @@
 import torch
 from torchmetrics.functional.regression import relative_squared_error
+from torchmetrics.regression import RelativeSquaredError
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.bfloat16, False, 0.1
 
@@ -12,6 +13,9 @@ def inputs(seed):
 
 def f(a, b):
     return relative_squared_error(a, b)
+
+
+FORMS = {"torchmetrics.regression.RelativeSquaredError": lambda a, b: RelativeSquaredError()(a, b)}
 
 
 if __name__ == "__main__":

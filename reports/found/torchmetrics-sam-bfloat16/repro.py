@@ -1,6 +1,7 @@
 import torch
 import torch.nn.functional as F
 from torchmetrics.functional.image import spectral_angle_mapper
+from torchmetrics.image import SpectralAngleMapper
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.bfloat16, False, 0.2
 
@@ -14,6 +15,9 @@ def inputs(seed):
 
 def f(a, b):
     return spectral_angle_mapper(a, b)
+
+
+FORMS = {"torchmetrics.image.SpectralAngleMapper": lambda a, b: SpectralAngleMapper()(a, b)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import torch
+from torchmetrics.audio import SignalNoiseRatio
 from torchmetrics.functional.audio import signal_noise_ratio
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.bfloat16, True, 0.15
@@ -14,6 +15,9 @@ def inputs(seed):
 
 def f(a, b):
     return signal_noise_ratio(a, b)
+
+
+FORMS = {"torchmetrics.audio.SignalNoiseRatio": lambda a, b: SignalNoiseRatio()(a, b)}
 
 
 if __name__ == "__main__":

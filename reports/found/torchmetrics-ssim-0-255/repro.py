@@ -1,6 +1,7 @@
 import torch
 import torch.nn.functional as F
 from torchmetrics.functional.image import structural_similarity_index_measure as ssim
+from torchmetrics.image import StructuralSimilarityIndexMeasure
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.float16, True, 0.05
 
@@ -14,6 +15,13 @@ def inputs(seed):
 
 def f(a, b):
     return ssim(b, a, data_range=255.0)
+
+
+FORMS = {
+    "torchmetrics.image.StructuralSimilarityIndexMeasure": lambda a, b: StructuralSimilarityIndexMeasure(
+        data_range=255.0
+    )(b, a)
+}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 import torch
 import torch.nn.functional as F
 from torchmetrics.functional.image import universal_image_quality_index as uqi
+from torchmetrics.image import UniversalImageQualityIndex
 
 PACKAGE, DTYPE, AUTOCAST, LIMIT = "torchmetrics", torch.bfloat16, True, 0.2
 
@@ -14,6 +15,9 @@ def inputs(seed):
 
 def f(a, b):
     return uqi(b, a)
+
+
+FORMS = {"torchmetrics.image.UniversalImageQualityIndex": lambda a, b: UniversalImageQualityIndex()(b, a)}
 
 
 if __name__ == "__main__":
