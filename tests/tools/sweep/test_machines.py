@@ -108,17 +108,38 @@ def test_jobs_of_submitit_are_requeued_when_preempted_and_tried_again_when_lost(
     assert log.is_file()
 
 
+@pytest.mark.slow
+@posix
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit reaps no job that it cancels
+def test_an_interrupted_sweep_ends_the_jobs_that_it_has_begun(folder: Path) -> None:
+    pytest.importorskip("submitit")
+    executor = opened("slurm", 2, cluster="local")
+    running = sweep(tasks(folder, "waits", "a"), ResultFolder("results"), Allowance(60), executor, commands="stub")
+    assert next(running).target == "stub.py:a"
+    (pid,) = map(int, (folder / "waiting").read_text().split())
+    running.close()
+    deadline = time.monotonic() + 30
+    while (Path("/proc") / str(pid)).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 SBATCH = """#!{python}
 import os, re, subprocess, sys
 text = open(sys.argv[1]).read()
-with open("{log}", "a") as log:
+with open("{log}", "a+") as log:
+    log.seek(0)
+    array = str(77 + log.read().count("#!/bin/bash"))
     log.write(text)
 count = int(re.search(r"--array=0-(\\d+)", text)[1]) + 1
 for index in range(count):
-    job = {{"SLURM_JOB_ID": str(80 + index), "SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": str(index)}}
+    job = {{"SLURM_JOB_ID": str(80 + index), "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": str(index)}}
     quiet = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
     subprocess.Popen(["bash", sys.argv[1]], **quiet, env={{**os.environ, **job, "SLURM_PROCID": "0"}})
-print("Submitted batch job 77")
+print("Submitted batch job", array)
+"""
+SCANCEL = """#!/bin/sh
+echo "cancelled $*" >> {log}
 """
 SRUN = """#!{python}
 import os, sys
@@ -137,7 +158,8 @@ def test_the_targets_of_a_sweep_are_one_array_of_slurm_with_the_limits(
     pytest.importorskip("submitit")
     programs = folder / "bin"
     programs.mkdir()
-    for name, text in {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/sh\necho 'JobID|State'\n"}.items():
+    scripts = {"sbatch": SBATCH, "srun": SRUN, "sacct": "#!/bin/sh\necho 'JobID|State'\n", "scancel": SCANCEL}
+    for name, text in scripts.items():
         (programs / name).write_text(text.format(python=sys.executable, log=folder / "submitted"))
         (programs / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
@@ -147,9 +169,16 @@ def test_the_targets_of_a_sweep_are_one_array_of_slurm_with_the_limits(
     assert text.count("#!/bin/bash") == 1
     for line in ("--array=0-2%2", "--partition=long", "--mem=4GB", "--time=6", "--job-name=ampcheck"):
         assert f"#SBATCH {line}\n" in text
+    running = sweep(
+        tasks(folder, "d", "waits1", "waits2"), ResultFolder("results"), Allowance(60), opened("slurm"), commands="stub"
+    )
+    assert next(running).target == "stub.py:d"
+    running.close()  # as Ctrl-C does
+    (folder / "go").touch()
+    assert (folder / "submitted").read_text().endswith("\ncancelled 78\n")
     (programs / "sbatch").write_text("#!/bin/sh\necho 'invalid partition specified: long' >&2; exit 1\n")
     with pytest.raises(UsageError, match=r"cannot submit jobs: "):
-        swept(folder, opened("slurm", partition="long"), "d")
+        swept(folder, opened("slurm", partition="long"), "e")
 
 
 def test_a_worker_with_other_code_or_without_the_folder_refuses(folder: Path) -> None:
