@@ -90,8 +90,9 @@ def measure(folder: Path, place: Path | None = None) -> Measurement | str:
         if state not in ("broken", "mended") and not broken:  # CPUs lack ops that autocast of CUDA runs in 16 bits
             return f"{state}: {last}"
         broken += [device] if state == "broken" else []
-    release, today = found[canonicalize_name(package)].version, date.today().isoformat()
-    return Measurement(release, version("torch"), platform.python_version(), today, tuple(broken))
+    torch = found["torch"].version if "torch" in found else version("torch")
+    today, python = date.today().isoformat(), platform.python_version()
+    return Measurement(found[canonicalize_name(package)].version, torch, python, today, tuple(broken))
 
 
 def merged(before: Sequence[Measurement], new: Measurement | str) -> tuple[Measurement, ...]:
@@ -139,9 +140,9 @@ def write(names: list[str], releases: Sequence[str] = ()) -> int:
                 what = new if isinstance(new, str) else f"{new.release}: {', '.join(new.broken) or 'mended'}"
                 print(f"{folder.name}: {what[:160]}", flush=True)
                 defects[folder.name] = defect_of(folder, defects[folder.name], new)
-                if not at and what != "absent":
-                    require_used(folder, defects[folder.name])
                 save(defects)
+                if not at and isinstance(new, Measurement) and new.broken:
+                    errors += not is_proved(folder, defects[folder.name])
     return errors
 
 
@@ -158,18 +159,21 @@ def installed_in(release: str, place: Path) -> Path:
     return place
 
 
-def require_used(folder: Path, defect: Defect) -> None:
-    """Raise `LookupError` unless the repro uses each function that the report names, as `ampcheck known` sees it, and
-    each of its FORMS, which are other functions with the defect, is broken as well."""
+def is_proved(folder: Path, defect: Defect) -> bool:
+    """Whether the repro uses each function that the report names, as `ampcheck known` sees it, and each of its FORMS,
+    which are other functions with the defect, is broken as well. What is not is printed."""
+    wrong = []
     for name in about(folder)["functions"].split(", "):
         alone = replace(defect, functions=tuple(one for one in defect.functions if one.name == name))
         if not name.endswith("__") and not uses(folder / "repro.py", alone):
-            raise LookupError(f"{folder.name}: the repro does not use {name}")
+            wrong.append(f"the repro does not use {name}")
     given = runpy.run_path(str(folder / "repro.py"), run_name="repro") if by_seed(folder) else {}
     for name, form in given.get("FORMS", {}).items():
         errors = over_seeds({**given, "f": form}, "cpu")["error"]
         if not all(error == "nonfinite" or (isinstance(error, float) and error > given["LIMIT"]) for error in errors):
-            raise LookupError(f"{folder.name}: {name} has errors of {errors}, the limit is {given['LIMIT']}")
+            wrong.append(f"{name} has errors of {errors}, the limit is {given['LIMIT']}")
+    print(*(f"{folder.name}: {text}" for text in wrong), sep="\n", end="\n" if wrong else "", flush=True)
+    return not wrong
 
 
 def uses(path: Path, defect: Defect) -> bool:
