@@ -124,6 +124,6 @@ def _in_full(one: Known) -> str:
         "measured": f"{measured}, with torch {', '.join(dict.fromkeys(row.torch for row in defect.measured))}",
         "an audit": f"reports it by {', '.join(defect.checks)}" if defect.checks else "misses it",
         "repro": _command(defect),
-        "cure": "\n" + textwrap.indent(defect.cure, "    "),
     }
-    return "\n".join([f"{defect.name}: {defect.title}", *(f"  {name + ':':10} {text}" for name, text in rows.items())])
+    lines = [f"  {name + ':':10} {text}" for name, text in rows.items()]
+    return "\n".join([f"{defect.name}: {defect.title}", *lines, "  cure:", textwrap.indent(defect.cure, "    ")])

@@ -171,7 +171,7 @@ def test_a_page_has_function_dtype_releases_repro_and_cure(folder: Path, capsys:
         "  measured:  1.0 broken, 1.1 broken, 1.2 mended, with torch 2.13.0",
         "  an audit:  reports it by overflow",
         "  repro:     ampcheck known --repro fakelib-sharp | python -",
-        "  cure:      ",
+        "  cure:",
         "    cast to float32",
     ]
     assert main(["known", "--repro", "fakelib-sharp", "--data", "data.json"]) == 0
