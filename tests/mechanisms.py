@@ -61,6 +61,9 @@ class Mechanism:
 _SHADOW: dict[str, Mechanism] = {
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
+    "missing-terms": Mechanism(
+        "terms of sums that are zero throughout", {"shadow.found:Found.accuse_missing": NOTHING}
+    ),
     "spread": Mechanism("honest errors that one sample does not show", {"shadow.spread:widened": NO}),
     "recurrence": Mechanism(
         "errors that must recur in long runs", {"shadow.recurrence:Recurrence.recurs": Gives(True)}

@@ -149,6 +149,14 @@ def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | 
     return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
 
 
+def part_of_sum(call: Call, term: torch.Tensor, result: torch.Tensor, store: CompanionStore) -> float:
+    """The norm of what a term adds to a sum in float64, relative to that of the sum."""
+    whole = SideOf(store, lambda t: store.exact(t).clone())  # the op may write to what it gets
+    rest = SideOf(store, lambda t: torch.zeros_like(store.exact(t)) if t is term else store.exact(t).clone())
+    part = torch.linalg.vector_norm(whole.run(call) - rest.run(call))
+    return float(part / torch.linalg.vector_norm(store.exact(result)))
+
+
 def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore) -> bool:
     """Whether the op itself loses the digits: float64 on the same inputs gives something else."""
     same = alone(call, tensor, store)

@@ -11,11 +11,14 @@ from ampcheck.facts.history import Key
 from ampcheck.facts.memory import largest_number
 from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.records.faults import Fault
+from ampcheck.records.results import FLOOR
+from ampcheck.shadow.call import Call
+from ampcheck.shadow.cause import part_of_sum
 from ampcheck.shadow.comparisons import ZERO
 from ampcheck.shadow.norms import relative_error
 from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.recurrence import Recurrence
-from ampcheck.shadow.suspects import COLLIDED, Suspects
+from ampcheck.shadow.suspects import COLLIDED, VANISHED, Suspects
 
 _LOST = 0.25
 """The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
@@ -56,6 +59,24 @@ class Found:
         """Report a suspect of a tensor whose digits are gone. A zero of float64, as the rest of a sum, has none."""
         if _LOST < (error := relative_error(tensor, self._store)) < 1 / ZERO:
             self.add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
+
+    def accuse_missing(self, call: Call) -> None:
+        """Report the terms of a sum that are zero throughout and not in float64, beyond what roundings of the sum hide.
+
+        The sum may be near its exact value all the same, as a noisy sample without its noise. A single number, such as
+        a hinge loss, may be zero by chance, and a sum that cancels in float64 has no size.
+        """
+        results = call.written + call.fresh
+        if not results or not call.traits.adds or call.traits.divides or call.traits.foreach:
+            return
+        for term, companions in zip(call.inputs, call.before, strict=True):
+            suspected = companions.faults or VANISHED in companions.suspects
+            if not suspected or results[0].numel() == 1 or bool(term.any()):
+                continue
+            if FLOOR * companions.unit < part_of_sum(call, term, results[0], self._store) < 1 / ZERO:
+                self.reach_values([companions], "a sum that lacks it")
+                for suspect in self.suspects.of([companions], VANISHED):
+                    self.accuse(suspect, "a sum that lacks it")
 
     def forget(self, keys: Collection[Key]) -> None:
         """Take back faults that turn out to be none."""

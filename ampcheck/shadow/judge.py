@@ -61,7 +61,8 @@ class Judge:
         """Compare the results of an op that ran. ruled: its companions followed; else they restarted."""
         if call.traits.decides or call.name in _NOTED:
             self._note(call)
-        if carried := list(filter(_SUSPECTS, call.before)):
+        carried = list(filter(_SUSPECTS, call.before))
+        if carried or call.inherited:
             self._suffer(call, carried)
         results = call.written + call.fresh
         if not results:
@@ -137,7 +138,7 @@ class Judge:
 
     def _suffer(self, call: Call, carried: Sequence[Companions]) -> None:
         """Accuse the suspects that an op suffers from whatever it returns: whole numbers that collided and are taken
-        for ids, bounds that decide what is divided by."""
+        for ids, bounds that decide what is divided by, terms that a sum lacks."""
         found = self._found
         if call.traits.decides in IDENTITIES or (call.name == "_to_copy" and not call.fresh):
             for suspect in found.suspects.of(carried, COLLIDED):
@@ -145,6 +146,7 @@ class Judge:
         if call.where.phase != "backward":
             for suspect in found.suspects.of(call.before[divisors(call)], BOUND):
                 found.accuse(suspect, "what is divided by it")
+            found.accuse_missing(call)
 
     def _pass_on(self, call: Call, results: Sequence[torch.Tensor]) -> None:
         """Let results inherit how often their values were rounded, and what may yet do harm."""

@@ -2,7 +2,7 @@
 
 A suspect travels with the values, from the place where it happened, until it is gone or an op suffers from it:
 
-- vanished: elements that are zero here and not in exact. Something may divide by them.
+- vanished: elements that are zero here and not in exact. Something may divide by them, or lack them in a sum.
 - masked: negative infinities of an additive mask. A row of nothing else makes NaN.
 - collided: different whole numbers that became equal. Something may take them for positions, ids or rows.
 - blurred: an op rounded away the differences between elements. Something may rank them.
