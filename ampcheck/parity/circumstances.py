@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -21,7 +22,7 @@ class TooSmallError(UsageError):
     """There are no parts in these arguments that are smaller than the whole."""
 
 
-class Circumstance:
+class Circumstance(ABC):
     """What `assert_parity` takes in place of a second function: `applied(f)` must agree with `reference(f)`."""
 
     __slots__ = ()
@@ -33,12 +34,12 @@ class Circumstance:
         """What findings call it."""
         return self._title()
 
-    def _title(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _title(self) -> str: ...
 
+    @abstractmethod
     def applied(self, function: Function) -> Function:
         """The function in this circumstance, with the arguments of the function itself."""
-        raise NotImplementedError
 
     def reference(self, function: Function) -> Function:
         """What it is compared with: the function itself."""

@@ -71,7 +71,7 @@ class Execution(record.Execution):
     backward_raised: bool = False
 
     def is_behind_opaque(self, key: Key) -> bool:
-        """Whether an op that cannot be followed inside may have made a result; True where no trail tells."""
+        """True if an op that cannot be followed inside contributes to a result, or if the run has no trail."""
         if self.trail is None or key not in self.records:
             return bool(self.opaque)
         return self.trail.is_behind_opaque(self.records[key])
@@ -104,7 +104,7 @@ def execute(
 
 
 def run_plainly(side: Side) -> Execution:
-    """Run a side as it is, on copies of its arguments. Raises `UsageError` where it raises."""
+    """Run a side without a shadow, on copies of its arguments. Raises `UsageError` if the side raises."""
 
     def once(side: Side) -> Execution:
         run = Execution(side=side)

@@ -8,6 +8,7 @@ and bools among the outputs to stay as they are.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +26,9 @@ class Invariance(Circumstance):
 
     __slots__ = ()
 
+    @abstractmethod
     def changed(self, example: Example) -> Example:
         """The changed arguments."""
-        raise NotImplementedError
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
         """An output at the changed arguments, with the change undone."""
@@ -71,8 +72,8 @@ class _OfTensors(Invariance):
         """Why the values of the fields are refused; "" where they are not."""
         return ""
 
-    def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _changed(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
     @property
     def _of(self) -> str:
@@ -180,6 +181,9 @@ class Declared(Invariance):
     name: str = field()
     change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     undo: Callable[[torch.Tensor], torch.Tensor] = lambda output: output
+
+    def _title(self) -> str:
+        return self.name
 
     def changed(self, example: Example) -> Example:
         """What `change` makes of copies of the arguments."""

@@ -51,7 +51,7 @@ class _CastsToData:
         """Nothing is kept from one run to the next."""
 
     def __call__(self, call: Call, shadow: ObservedShadow) -> None:
-        """Let companions begin anew behind a cast."""
+        """Set both companions of what a cast to 8 bits returns to its value."""
         if call.traits.copies is None or not call.before:
             return
         unit = min(SIXTEEN, max(companions.unit for companions in call.before))

@@ -11,7 +11,7 @@ from ampcheck.core.run import Where
 from ampcheck.parity.trail import Record
 
 _SHORTEST_ROW = 8
-"""Elements of a row of whole numbers by which it can be told from others; of other numbers a few do."""
+"""The fewest elements by which a row of whole numbers is recognised: shorter ones are equal by chance."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class Trail:
         return Record(where, parents, marks, rows, tensor.shape, noise, live, whole=whole)
 
     def is_behind_opaque(self, number: int) -> bool:
-        """Whether an op that cannot be followed inside may have made a record, or what it is made of."""
+        """True if an op that cannot be followed inside made this record, or one that leads to it."""
         return self._chooses or any(self.records[i].opaque for i in self.behind([number]))
 
     def coarsest_not_in(self, other: Trail, results: Iterable[int]) -> float:

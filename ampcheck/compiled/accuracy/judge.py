@@ -135,7 +135,7 @@ def accuracy_run(stats: AccuracyStats, limits: Limits, checks: Collection[str] |
 
 
 def measure_compiled_run(subject: Subject, eager: Measured, dtype: torch.dtype) -> AccuracyStats:
-    """Run the subject of an eager run under `torch.compile`, or as it is compiled already.
+    """Run the compiled form of a subject whose eager run is given; compile it unless it is compiled already.
 
     Outputs, loss, gradients, and what the calls change are compared with the exact values of the eager run, at its loss
     scale, and what each cast inside the graphs loses is measured. Random numbers are drawn as eager mode draws them.
