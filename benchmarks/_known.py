@@ -42,8 +42,12 @@ def way_of(folder: Path) -> str:
 
 
 def functions_of(folder: Path) -> tuple[Function, ...]:
-    """The functions of `functions:` in the report. Raises `LookupError` for one that its package lacks."""
-    return tuple(function for name in about(folder)["functions"].split(", ") for function in _function(name))
+    """The functions of `functions:` in the report, none where no single one breaks, as in code that is compiled.
+
+    Raises `LookupError` for one that its package lacks.
+    """
+    names = filter(None, about(folder)["functions"].split(", "))
+    return tuple(function for name in names for function in _function(name))
 
 
 def _function(name: str) -> Iterator[Function]:
@@ -163,7 +167,7 @@ def is_proved(folder: Path, defect: Defect) -> bool:
     """Whether the repro uses each function that the report names, as `ampcheck known` sees it, and each of its FORMS,
     which are other functions with the defect, is broken as well. What is not is printed."""
     wrong = []
-    for name in about(folder)["functions"].split(", "):
+    for name in filter(None, about(folder)["functions"].split(", ")):
         alone = replace(defect, functions=tuple(one for one in defect.functions if one.name == name))
         if not name.endswith("__") and not uses(folder / "repro.py", alone):
             wrong.append(f"the repro does not use {name}")

@@ -118,7 +118,7 @@ def _in_full(one: Known) -> str:
     defect = one.defect
     measured = ", ".join(f"{of} {'broken' if broken else 'mended'}" for of, broken in defect.releases.items())
     rows = {
-        "functions": ", ".join(function.name for function in defect.functions),
+        "functions": ", ".join(function.name for function in defect.functions) or "none by itself",
         "breaks": f"in {defect.met} ({defect.severity})",
         "here": f"{one.state} {one.release}".rstrip(),
         "measured": f"{measured}, with torch {', '.join(dict.fromkeys(row.torch for row in defect.measured))}",

@@ -94,7 +94,7 @@ def _first_part(value: torch.Tensor, dim: int, other: Trail) -> tuple[Record, to
 
 
 def _unrounded(value: torch.Tensor, real: torch.Tensor, exact: torch.Tensor) -> torch.Tensor | None:
-    """The exact values of which data are roundings; None where too few elements are. Other elements keep their value."""
+    """The exact values of which data are roundings; None if too few elements are. Others keep their value."""
     unit = roundoff(value.dtype)
     rounded = (exact.to(value.dtype) == value) | (real.to(value.dtype) == value)
     near = rounded | ((value.double() - exact).abs() <= (_APART if unit <= JUDGED_UNIT else _NEXT) * unit * exact.abs())

@@ -23,6 +23,8 @@ from ampcheck.shadow.suspects import COLLIDED, VANISHED, Suspects
 _LOST = 0.25
 """The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
+_LACKS = "a sum that lacks it"
+
 
 class Found:
     """The faults of a run by their keys. scale: of a `GradScaler`."""
@@ -74,9 +76,11 @@ class Found:
             if not suspected or results[0].numel() == 1 or bool(term.any()):
                 continue
             if FLOOR * companions.unit < part_of_sum(call, term, results[0], self._store) < 1 / ZERO:
-                self.reach_values([companions], "a sum that lacks it")
-                for suspect in self.suspects.of([companions], VANISHED):
-                    self.accuse(suspect, "a sum that lacks it")
+                if companions.faults:
+                    self.reach_values([companions], _LACKS)
+                else:
+                    for suspect in self.suspects.of([companions], VANISHED):
+                        self.accuse(suspect, _LACKS)
 
     def forget(self, keys: Collection[Key]) -> None:
         """Take back faults that turn out to be none."""
