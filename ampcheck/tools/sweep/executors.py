@@ -25,8 +25,6 @@ Start = Callable[..., Worker]
 Opening = Callable[[], AbstractContextManager[Executor]]
 """Opens an executor, for calls that can be pickled; `shutdown(wait=False)` ends those that it can end."""
 
-LOCAL, SLURM = "local", "slurm"
-
 _CONNECT = 5
 """Seconds in which a scheduler must answer."""
 
@@ -41,9 +39,9 @@ def opening(spec: str, *, jobs: int | None, seconds: float, limits: Sequence[str
     Slurm. folder: for the files of its jobs.
     """
     scheme, slashes, address = spec.partition("://")
-    if spec == LOCAL and not limits:
+    if spec == "local" and not limits:
         return partial(LocalPool, jobs or 1)
-    if spec == SLURM:
+    if spec == "slurm":
         try:
             from ampcheck.tools.sweep.slurm import ArrayExecutor
         except ImportError as error:
@@ -132,13 +130,12 @@ def _watch(client: Any, executor: Executor) -> None:
 
 
 def _own(factory: str) -> Executor:
+    function = load_attribute(factory)
     try:
-        executor = load_attribute(factory)()
-    except UsageError:
-        raise
+        executor = function()
     except BaseException as error:  # the user's code may raise anything
         raise UsageError(f"--executor {factory} raised {brief(as_result(error))}") from error
-    if not isinstance(executor, Executor):
-        found = type(executor).__name__
-        raise UsageError(f"--executor {factory} must return a concurrent.futures.Executor; found {found}")
-    return executor
+    if isinstance(executor, Executor):
+        return executor
+    found = type(executor).__name__
+    raise UsageError(f"--executor {factory} must return a concurrent.futures.Executor; found {found}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.files import write_atomically
@@ -46,7 +45,13 @@ class Folder:
     def write(self, name: str, text: str) -> None:
         """Write a file, as a whole or not at all."""
         if self.path is None:
-            _put(self._files, f"{self._root}/{name}", text.encode(), self)
+            path = f"{self._root}/{name}"
+            part = f"{path}.{secrets.token_hex(4)}.part"  # a server of files may keep half of one that is sent
+            try:
+                self._files.pipe_file(part, text.encode())
+                self._files.mv(part, path)
+            except Exception as error:  # each file system has its own
+                raise UsageError(f"--results {self} cannot be written: {brief(error)}") from error
             return
         try:
             if not self.path.is_dir():
@@ -55,12 +60,3 @@ class Folder:
         except OSError as error:
             raise UsageError(f"the folder {self} of results cannot be created: {error.strerror}") from error
         write_atomically(self.path / name, text)
-
-
-def _put(files: Any, path: str, content: bytes, folder: Folder) -> None:
-    part = f"{path}.{secrets.token_hex(4)}.part"  # a server of files may keep half of one that is sent
-    try:
-        files.pipe_file(part, content)
-        files.mv(part, path)
-    except Exception as error:  # each file system has its own
-        raise UsageError(f"--results {folder} cannot be written: {brief(error)}") from error
