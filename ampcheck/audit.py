@@ -108,7 +108,7 @@ def judge_subject(
     name: str = "",
     **planned: Any,
 ) -> Run:
-    """What `audit` does. planned: fields of `Plan`, as the user passed them."""
+    """Return what `audit` does. planned: fields of `Plan`, as the user passed them."""
     resolved = subject_of(subject, None, name) if name else as_subject(subject)
     plan, placement = _placed(Plan.of(resolved, limits, **planned))
     plan = _with_arms(plan, dtype, autocast) if resolved.kind in MODELS else _with_steps(plan)

@@ -174,7 +174,7 @@ def _factors(sharded: Mapping[str, torch.Tensor], whole: Mapping[str, torch.Tens
 
 
 def _spawned(step: ShardedStep, ranks: int, subject: str, limits: Limits | None, folder: Path) -> dict[str, Any]:
-    """What rank 0 of a group of new processes reports."""
+    """Return what rank 0 of a group of new processes reports."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     result = folder / f"{ranks}.pt"
     spawn(  # type: ignore[no-untyped-call]

@@ -192,7 +192,7 @@ class Watched:
 
 
 def _cut_short(finding: Finding, error: str) -> Finding:
-    """What had gone well when the block raised is no pass."""
+    """Return a pass as a skip: what had gone well when the block raised was not judged to its end."""
     if finding.verdict is not Verdict.PASS:
         return finding
     message = f"not judged: the block raised {error} before it came to its end; until then {finding.message}"
@@ -349,7 +349,7 @@ def watched(
 
 
 def _shown(model: Any, name: str) -> str:
-    """What a block is called in findings."""
+    """Return what a block is called in findings."""
     shown = name or block_name("" if model is None else getattr(model, "__name__", type(model).__name__))
     return armed(shown, arm_of())
 

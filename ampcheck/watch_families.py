@@ -98,7 +98,7 @@ def left_out(families: Collection[str], name: str) -> dict[str, Finding]:
 
 
 def graph_monitor(block: Block, graphs: GraphLimits) -> Monitor:
-    """What Dynamo compiles."""
+    """Return what Dynamo compiles."""
     observed = GraphObservation(block.name)
     return Monitor(observed, lambda: observed.stats, partial(graph_run, limits=graphs))
 

@@ -80,7 +80,7 @@ def _offline() -> Iterator[None]:
 
 
 def described(target: str, built: Built) -> str:
-    """What was made small, with how many weights, and what it is called with."""
+    """Return what was made small, with how many weights, and what it is called with."""
     weights = sum(weight.numel() for weight in built.model.parameters())
     numbers = [(path, c) for path, c in built.changes.items() if isinstance(c.before, int) and path[-1] in _SAID]
     said = [f"{'.'.join(path)} {change.before} -> {change.after}" for path, change in numbers[:_NAMED]]

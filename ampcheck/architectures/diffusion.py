@@ -72,7 +72,7 @@ def _number(config: Mapping[str, Any], *names: str) -> int:
 
 
 def _latents(config: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """What is denoised or encoded: images, videos, rows of patches or sound, as the configuration suggests."""
+    """Yield what is denoised or encoded: images, videos, rows of patches or sound, as the configuration suggests."""
     generator = torch.Generator().manual_seed(0)
     channels = _number(config, "in_channels", "audio_channels", "num_channels_latents", "out_channels") or 3
     side = _number(config, "sample_size", "sample_height") or _SIDE

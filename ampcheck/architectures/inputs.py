@@ -164,7 +164,7 @@ class _Data:
         return data
 
     def image_features(self, data: Mapping[str, Any]) -> int:
-        """How many rows the model makes of the image."""
+        """Return how many rows the model makes of the image."""
         owners = (self.model, self.model.base_model)
         method = next((m for each in owners if (m := getattr(each, "get_image_features", None)) is not None), None)
         if method is None:
@@ -177,7 +177,7 @@ class _Data:
         return sum(row.numel() // row.shape[-1] for row in rows)
 
     def labels(self, data: Mapping[str, Any]) -> Iterator[Any]:
-        """What the model may take as labels, if it takes any."""
+        """Yield what the model may take as labels, if it takes any."""
         if "labels" not in self.names:
             return
         words = data.get("decoder_input_ids", data.get("input_ids"))

@@ -67,7 +67,7 @@ class _Part:
 
 
 def reductions(fields: Mapping[str, Any], *, alike: bool = True, whole_heads: bool = False) -> dict[Path, Change]:
-    """What becomes of each field of a configuration that is made small.
+    """Return what becomes of each field of a configuration that is made small.
 
     alike: all parts are divided by the same numbers, so that relations between them hold; else each by its own.
     whole_heads: fewer heads of the size that they have, for code that takes a size for granted.
@@ -112,7 +112,7 @@ def _parts(fields: Mapping[str, Any], path: Path, inherited: tuple[float, float]
 
 
 def _divisors(parts: Sequence[_Part]) -> tuple[float, float]:
-    """What counts of heads and sizes of heads are divided by; without heads, widths are by the second alone."""
+    """Return what counts of heads and sizes of heads are divided by; without heads, widths are by the second alone."""
     heads = [n for part in parts for n in part.of(Role.HEADS) if n > 1]
     if not heads:
         narrowest = min((n for part in parts for n in part.of(Role.WIDTH) if n >= _NARROW), default=_HEAD)
@@ -157,7 +157,7 @@ def _small_tokens(ids: Sequence[int], vocabulary: int) -> dict[int, int]:
 
 
 def _changes(part: _Part, tokens: Mapping[int, int]) -> Iterator[tuple[Path, Change]]:
-    """What becomes of the fields of a part."""
+    """Yield what becomes of the fields of a part."""
     layers = _layers(part)
     for name, value in part.fields.items():
         role, small = part.roles.get(name), layers.get(name, value)
@@ -278,7 +278,7 @@ def _renumbered(indices: Sequence[int], kept: Sequence[int], depth: int) -> Any:
 
 
 def _points(value: Sequence[Any], depth: int) -> bool:
-    """Whether these are numbers of layers, in order."""
+    """Return whether these are numbers of layers, in order."""
     whole = all(isinstance(n, int) and not isinstance(n, bool) for n in value)
     return whole and min(value) >= 0 and max(value) <= depth and all(a < b for a, b in pairwise(value))
 

@@ -81,7 +81,8 @@ def cuda_where_asked(judge: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _is_own(file: str | None) -> bool:
-    """Whether a file is the user's own Python: none of an installed package or of Python, which may not load twice."""
+    """Return whether a file is the user's own Python: none of an installed package or of Python, which may not load
+    twice."""
     if not file or not file.endswith(".py") or not is_users(file):
         return False
     return not any(Path(file).is_relative_to(folder) for folder in _INSTALLED) and "dist-packages" not in file
@@ -218,7 +219,7 @@ def _asks_if_off(request: _Request, original: Callable[..., None]) -> Callable[.
 
 
 def _for_a_compiler() -> bool:
-    """Whether Dynamo or Inductor calls, which look for devices, and not the user's code."""
+    """Return whether Dynamo or Inductor calls, which look for devices, and not the user's code."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):

@@ -29,12 +29,12 @@ def place_storage(tensor: torch.Tensor, index: int) -> None:
 
 
 def any_placed() -> bool:
-    """Whether any tensor that lives was placed."""
+    """Return whether any tensor that lives was placed."""
     return bool(_devices)
 
 
 def is_placed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was placed on a device, in a block of `placed`."""
+    """Return whether a tensor was placed on a device, in a block of `placed`."""
     return bool(_devices) and device_index(tensor) is not None
 
 
@@ -82,7 +82,7 @@ def index_of(device: Any) -> int:
 
 
 def is_placed_text(value: Any) -> bool:
-    """Whether a value is the name of a device of the kind that is placed."""
+    """Return whether a value is the name of a device of the kind that is placed."""
     return type(value) is str and (text := _DEVICE.fullmatch(value)) is not None and text[1] == placed_kind()
 
 

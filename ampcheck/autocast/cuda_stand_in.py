@@ -35,7 +35,7 @@ def placed_kind() -> str:
 
 
 def is_here(kind: str) -> bool:
-    """Whether PyTorch finds a device of a type."""
+    """Return whether PyTorch finds a device of a type."""
     backend: Any = torch.backends.mps if kind == "mps" else getattr(torch, kind, None)
     is_available = getattr(backend, "is_available", None)  # a backend of another package may have none
     return is_available is not None and bool(is_available())
@@ -83,7 +83,7 @@ class _Done:
     wait = wait_event = wait_stream = synchronize
 
     def query(self) -> bool:
-        """Whether the work has ended: always."""
+        """Return whether the work has ended: always."""
         return True
 
 
@@ -119,7 +119,7 @@ class Stream(_Done):
         return event
 
     def is_capturing(self) -> bool:
-        """Whether a graph is captured: optimizers ask, and refuse to be captured unless `capturable`."""
+        """Return whether a graph is captured: optimizers ask, and refuse to be captured unless `capturable`."""
         return False
 
     def __enter__(self) -> Stream:

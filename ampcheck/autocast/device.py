@@ -54,5 +54,5 @@ def place(device: str) -> Placement:
 
 
 def is_present(kind: str) -> bool:
-    """Whether this machine has a device of a type."""
+    """Return whether this machine has a device of a type."""
     return not is_open(kind) and is_here(kind)

@@ -21,7 +21,7 @@ _OF_ACCELERATOR_BUILD = re.compile(r"^ATen/(native/)?(cuda|cudnn|hip|miopen|xpu)
 
 
 def compare(first: Policy, second: Policy, first_build: str = "", second_build: str = "") -> Comparison:
-    """What `second` does otherwise than `first`: the rule, the facts, the op called instead, the cast back.
+    """Return what `second` does otherwise than `first`: the rule, the facts, the op called instead, the cast back.
 
     An overload that only one of them has is a change, its rule `unknown` where it was not probed; builds (`cpu` and
     `cuda 13.0`) explain it where only the accelerator's build can have it.

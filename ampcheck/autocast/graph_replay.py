@@ -84,5 +84,5 @@ class _Recorder(OpSubscriber):
 
 
 def _shares(old: torch.Tensor, new: object) -> bool:
-    """Whether an op returned the memory of the capture: it is a view, or has written it."""
+    """Return whether an op returned the memory of the capture: it is a view, or has written it."""
     return isinstance(new, torch.Tensor) and old.untyped_storage()._cdata == new.untyped_storage()._cdata

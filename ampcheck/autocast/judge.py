@@ -112,8 +112,8 @@ def _users_own(cause: BaseException | None) -> BaseException | None:
 
 
 def judge_policy(plan: Plan) -> Run:
-    """What autocast on the device type of the plan does to the ops that its model calls, in each dtype; for another
-    device than the CPU also where it differs from the CPU's."""
+    """Return what autocast on the device type of the plan does to the ops that its model calls, in each dtype; for
+    another device than the CPU also where it differs from the CPU's."""
     subject, device = plan.subject, plan.policy
     dtypes = [getattr(torch, name) for name in plan.dtypes]
     wanted = [slug for slug in POLICY_CHECKS if plan.judges(slug)]

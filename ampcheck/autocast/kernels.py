@@ -72,13 +72,13 @@ class CastCache:
 
 
 def casts_with_grad(release: str) -> bool:
-    """Whether a copy made under no_grad serves training later in the region in a PyTorch such as `2.13` or
+    """Return whether a copy made under no_grad serves training later in the region in a PyTorch such as `2.13` or
     `2.13.0+cpu`: from 2.11 on (its issue 158232)."""
     return number_of(release_of(release)) >= (2, 11)
 
 
 def eligible(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether autocast may cast it: a floating tensor of the CPU that is not float64."""
+    """Return whether autocast may cast it: a floating tensor of the CPU that is not float64."""
     return (
         isinstance(value, torch.Tensor)
         and (value.device.type == "cpu" or is_placed(value))
@@ -88,7 +88,8 @@ def eligible(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def _promoted(values: tuple[object, ...], low: torch.dtype) -> torch.dtype:
-    """What `promote` casts to. Raises `RuntimeError` as PyTorch does for a 16-bit dtype that is not autocast's."""
+    """Return what `promote` casts to. Raises `RuntimeError` as PyTorch does for a 16-bit dtype that is not
+    autocast's."""
     current = low
     for value in values:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -102,7 +103,7 @@ def _promoted(values: tuple[object, ...], low: torch.dtype) -> torch.dtype:
 
 
 def target_dtype(rule: str, values: tuple[object, ...], low: torch.dtype) -> torch.dtype | None:
-    """What the rule casts eligible tensors among `values` to; None where it casts none."""
+    """Return what the rule casts eligible tensors among `values` to; None where it casts none."""
     if rule == PROMOTE:
         return _promoted(values, low)
     if rule.startswith(FIXED):
@@ -189,7 +190,7 @@ def _casting(op: Any, policy: OpPolicy, cache: CastCache, report: _Report, *, re
 
 
 def is_16_bit(tensor: torch.Tensor) -> bool:
-    """Whether it is float16 or bfloat16."""
+    """Return whether it is float16 or bfloat16."""
     return tensor.is_floating_point() and tensor.dtype.itemsize == 2
 
 

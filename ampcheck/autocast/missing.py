@@ -31,7 +31,7 @@ square roots and `relu_` do not match."""
 
 
 def lacking(error: BaseException, *, kernels: bool = False) -> str:
-    """What this machine lacks, where that is why a run raised, and not the model; "" otherwise.
+    """Return what this machine lacks, where that is why a run raised, and not the model; "" otherwise.
 
     That is a compiler, space in its cache, an instruction set, or, while another device is emulated, a 16-bit kernel
     that exists there. kernels: an op without a 16-bit kernel on any CPU counts too, for callers that do not judge
@@ -47,7 +47,7 @@ def lacking(error: BaseException, *, kernels: bool = False) -> str:
 
 
 def lacks_kernel(error: BaseException) -> bool:
-    """Whether an op was refused because the CPU has no kernel for float16 or bfloat16."""
+    """Return whether an op was refused because the CPU has no kernel for float16 or bfloat16."""
     return isinstance(error, RuntimeError) and _NO_KERNEL.search(message_of(error)) is not None
 
 
@@ -95,7 +95,8 @@ NEEDS_CUDA = (
 
 
 def not_imitated(message: str) -> str:
-    """What the emulation of CUDA on a CPU cannot imitate, where an exception with this message says that; else "".
+    """Return what the emulation of CUDA on a CPU cannot imitate, where an exception with this message says that; else
+    "".
 
     That is a kernel of CUDA: the code's own, one of a package, or one that Triton would launch.
     """

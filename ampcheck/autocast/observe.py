@@ -129,7 +129,7 @@ def observe_ops(
 
 
 def check_op_dtypes(stats: OpDtypes) -> list[Finding]:
-    """Whether every op gives the same dtypes compiled as in eager mode, and both accept the same."""
+    """Return whether every op gives the same dtypes compiled as in eager mode, and both accept the same."""
     if stats.unavailable and stats.ops:
         return [COMPILED_DTYPE.skip(stats.subject, f"nothing was compiled: {stats.unavailable}")]
     findings = []
@@ -241,7 +241,7 @@ def _inside_op(event: Any) -> bool:
 
 
 def _is_functional(name: str) -> bool:
-    """Whether an op makes new tensors: one that writes, or returns a view, has no dtype of its own."""
+    """Return whether an op makes new tensors: one that writes, or returns a view, has no dtype of its own."""
     with suppress(AttributeError, RuntimeError):  # an overload for TorchScript alone
         schema = overload(name)._schema
         return not schema.is_mutable and all(v.alias_info is None for v in (*schema.arguments, *schema.returns))

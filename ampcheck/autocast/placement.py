@@ -82,7 +82,8 @@ def placed(kind: str, gpu: str = "") -> Iterator[None]:
 
 
 def is_open(kind: str = "cuda") -> bool:
-    """Whether a device is placed on the CPU now, so that `torch.cuda` and its like tell nothing about this machine."""
+    """Return whether a device is placed on the CPU now, so that `torch.cuda` and its like tell nothing about this
+    machine."""
     return bool(_open) and placed_kind() == kind
 
 

@@ -55,7 +55,7 @@ _lock = threading.Lock()
 
 
 def measure_policy(device: str = "cuda", dtype: torch.dtype | str = torch.float16) -> Policy:
-    """What autocast to `dtype` does to each op on `device`, under the installed PyTorch.
+    """Return what autocast to `dtype` does to each op on `device`, under the installed PyTorch.
 
     device: a device type (`cpu`, `cuda`, `xpu`, `mps`, `mtia`, `privateuseone`); the device itself may be absent. Every
     overload with an autocast kernel is in `ops` or, with the reason, in `unprobed`. Raises `UsageError` for an unknown
@@ -91,7 +91,7 @@ def take_snapshot() -> Snapshot:
 
 
 def build() -> str:
-    """What the installed PyTorch was built for: `cpu`, `cuda 12.4`, `rocm 6.2`, `xpu`."""
+    """Return what the installed PyTorch was built for: `cpu`, `cuda 12.4`, `rocm 6.2`, `xpu`."""
     if torch.version.cuda:
         return f"cuda {torch.version.cuda}"
     if torch.version.hip:
@@ -190,7 +190,7 @@ class _Probe:
                 sibling._dispatch_cache.clear()
 
     def _kernel(self, op: OpOverload) -> Callable[..., Any]:
-        """What the Python dispatcher calls without a recorder, which need not be a kernel of this very key."""
+        """Return what the Python dispatcher calls without a recorder, which need not be a kernel of this very key."""
         try:
             key = resolve_key(op, self._key)
         except RuntimeError:  # no kernel, or an overload of TorchScript, which the dispatcher does not know
@@ -222,7 +222,7 @@ class _Probe:
 
 
 def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
-    """What autocast does to one overload, or the reason why it cannot be probed."""
+    """Return what autocast does to one overload, or the reason why it cannot be probed."""
     op = overload(name)
     count = sum([_TENSORS.get(str(argument.type), 0) for argument in op._schema.arguments])
     if not count:
@@ -249,7 +249,7 @@ def _probe(probe: _Probe, name: str, low: torch.dtype) -> OpPolicy | str:
 
 
 def _ask(probe: _Probe, op: OpOverload, dtypes: Sequence[torch.dtype]) -> _Passed | str:
-    """What autocast passes on, or the message of what it raises."""
+    """Return what autocast passes on, or the message of what it raises."""
     args, kwargs = _arguments(op, map(probe.tensors.__getitem__, dtypes), probe.tensors[torch.int64])
     probe.passed = None
     out, message = None, "its kernel calls no overload of the op"
@@ -345,7 +345,7 @@ def _fact(passed: _Passed | str, low: torch.dtype) -> str:
 
 @cache
 def _names(low: torch.dtype) -> dict[torch.dtype, str]:
-    """How facts call each dtype where autocast casts to `low`."""
+    """Return how facts call each dtype where autocast casts to `low`."""
     names = {dtype: short(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
     return {**names, low: "low", DTYPES[1 - DTYPES.index(low)]: "other"}
 

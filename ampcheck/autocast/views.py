@@ -92,7 +92,7 @@ def known_best(dtype: str) -> Source:
 
 
 def counts_view(source: Source) -> View:
-    """How many overloads follow each rule on each device."""
+    """Return how many overloads follow each rule on each device."""
     policies = [source.policy(device) for device in source.devices]
     counts = [policy.counts() for policy in policies]
     rows: list[tuple[str | int, ...]] = [

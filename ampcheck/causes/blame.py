@@ -382,6 +382,6 @@ def _source(where: Where) -> str:
 
 
 def _parents(module: str) -> list[list[str]]:
-    """What holds a module, from the inside out."""
+    """Return what holds a module, from the inside out."""
     parts = module.split(".")
     return [[".".join(parts[:depth])] for depth in range(len(parts) - 1, 0, -1)]

@@ -59,7 +59,7 @@ class Case:
 
     @property
     def judges_eager(self) -> bool:
-        """Whether there is an eager run in low precision to judge; one in float32 is what a model is."""
+        """True if there is an eager run in low precision to judge; one in float32 is what a model is."""
         return self.low.itemsize <= 2
 
     def eager(self, subject: Subject) -> tuple[Measured, list[Finding]]:
@@ -72,7 +72,8 @@ class Case:
         return [f for f in findings if f.verdict is Verdict.FAIL and f.check in CHECKS]
 
     def shadowed(self, subject: Subject) -> Iterator[EagerRun]:
-        """What compiled runs of the subject are compared with: as the user runs it, then with gradients of inputs."""
+        """Yield what compiled runs of the subject are compared with: as the user runs it, then with gradients of
+        inputs."""
         asked = RunPlan(self.device, None if self.native else self.low, steps=self.plan.steps or 1)
         for plan in plans(subject, asked, self.low):
             yield run_eager(subject, plan, self.low)
@@ -107,7 +108,7 @@ def bisect(eager: EagerRun, stage: str, failing: Sequence[ResultError]) -> Bisec
 
 
 def passes_without(eager: EagerRun, stage: str, module: str) -> bool:
-    """Whether the stage runs to its end and passes where one module is left out of compilation."""
+    """Return whether the stage runs to its end and passes where one module is left out of compilation."""
 
     def leave_out(prepared: Prepared) -> None:
         assert prepared.root is not None

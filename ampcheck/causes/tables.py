@@ -10,7 +10,7 @@ LISTED = 12
 
 
 def is_code(table: Table) -> bool:
-    """Whether the rows of a table are lines of code, to be printed as they are."""
+    """Return whether the rows of a table are lines of code, to be printed as they are."""
     return table.title.startswith(CODE)
 
 

@@ -51,7 +51,8 @@ class Registered:
     package: str = ""
 
     def findings(self, record: Any, limits: Any) -> list[Finding]:
-        """What the check says of a record. The check of another package is incomplete where its function raises."""
+        """Return what the check says of a record. The check of another package is incomplete where its function
+        raises."""
         if not self.package:
             return list(self.source.check(record, limits))
         try:
@@ -115,7 +116,8 @@ def _accepted(added: Any) -> Any:
 
 
 def findings(record: Any, limits: Any, checks: Collection[str] | None = None) -> list[Finding]:
-    """What the checks say that need this record, or the named ones among them. limits: `Limits`, or those of graphs."""
+    """Return what the checks say that need this record, or the named ones among them. limits: `Limits`, or those of
+    graphs."""
     needed = type(record).__name__
     return [
         finding

@@ -67,7 +67,7 @@ class _Pair:
 
     @property
     def explained(self) -> bool:
-        """Whether a rule connects them."""
+        """True if a rule connects them."""
         if self.cause.subject != self.finding.subject and self.cause.check != "policy-banned":
             return False
         cause, finding = self.cause, self.finding
@@ -88,20 +88,20 @@ class _Pair:
 
     @property
     def after(self) -> bool:
-        """Whether the finding is at or after the cause; of an unknown step only after the first step's."""
+        """True if the finding is at or after the cause; of an unknown step only after the first step's."""
         if self.where.step is None or self.where.step != (self.at.step or 0):
             return self.later_step or not (self.where.step or self.at.step)
         return phase_order(self.where.phase or "update") >= phase_order(self.at.phase or "forward")
 
     @property
     def of_op(self) -> bool:
-        """Whether the cause is an op that fails, on the line of the finding unless that has none."""
+        """True if the cause is an op that fails, on the line of the finding unless that has none."""
         known = self.same_line or not self.where.file
         return known and self.cause.verdict is Verdict.FAIL and bool(self.at.op) and self.at.step is None
 
     @property
     def reached(self) -> bool:
-        """Whether the cause reaches a weight that the finding names, or its state; one that names none is reached."""
+        """True if the cause reaches a weight that the finding names, or its state; one that names none is reached."""
         names = [f"{name}." for name in self.cause.names]
         weights = tuple(f"{weight}." for weight in self.finding.names)
         return not weights or any(name.startswith(weights) for name in names)
@@ -115,7 +115,8 @@ def _between(cause: str, cause_kind: str, finding: str, kind: str) -> tuple[Call
 
 
 def _has_limit(finding: Finding) -> bool:
-    """Whether `loss-dtype` is about a loss that is finite in float64 alone, and not about the dtype of a loss."""
+    """Return whether `loss-dtype` is about a loss that is finite in float64 alone, and not about the dtype of a
+    loss."""
     return finding.limit is not None and math.isfinite(finding.limit)
 
 

@@ -16,7 +16,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def ending_of(error: KeyboardInterrupt) -> tuple[str, int]:
-    """What stopped a command, in words, and its exit code. error: what it raised, or was raised from."""
+    """Return what stopped a command, in words, and its exit code. error: what it raised, or was raised from."""
     if isinstance(error, Terminated) or isinstance(error.__cause__, Terminated):
         return "stopped by SIGTERM", TERMINATED
     return "interrupted", INTERRUPTED

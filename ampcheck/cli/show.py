@@ -215,7 +215,7 @@ def _in_full(cause: Cause, path: str, width: int) -> Iterator[str]:
 
 
 def _acceptance(finding: Finding, path: str) -> str:
-    """How the repository accepts a finding."""
+    """Return how the repository accepts a finding."""
     if finding.accepted:
         return f"accepted {finding.accepted}"
     if finding.where.place:

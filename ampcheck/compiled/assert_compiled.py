@@ -94,7 +94,7 @@ CHECKS = tuple(dict.fromkeys((*ACCURACY_CHECKS, *GRAPH_CHECKS)))
 def _autocast_dtypes(
     subject: Subject, dtype: DType | Sequence[DType] | None, autocast: bool | None
 ) -> list[torch.dtype | None]:
-    """What autocast casts to in each judgement; None for the model without autocast."""
+    """Return what autocast casts to in each judgement; None for the model without autocast."""
     if dtype is None:
         if autocast:
             raise UsageError("autocast=True needs a dtype to cast to: float16 or bfloat16")

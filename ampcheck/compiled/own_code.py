@@ -132,12 +132,12 @@ def _uncompared(call: CompiledCall, why: str) -> Run:
 
 
 def _compiled(call: CompiledCall) -> Any:
-    """What was called, compiled with its own settings."""
+    """Return what was called, compiled with its own settings."""
     return call.original if is_compiled(call.original) else call.compile(call.original)
 
 
 def _runs_another(module: torch.nn.Module, call: CompiledCall) -> bool:
-    """Whether the call of a module runs the compiled `forward` of another of its class, which has other weights.
+    """Return whether the call of a module runs the compiled `forward` of another of its class, which has other weights.
 
     `copy.deepcopy` copies bound methods, and keeps the function that `torch.compile` makes of one. Copies whose weights
     are equal compute the same, and what a module shares with another or delegates to a part of it is as intended.

@@ -153,7 +153,7 @@ class _Changed:
         return cls(call, start, functions, contexts, eager, Execution(begun=streams(call.device)))
 
     def differs(self, result: object) -> bool:
-        """Whether the result of the call differs from that of eager mode; None is that of a call that raised."""
+        """Return whether the result of the call differs from that of eager mode; None is that of a call that raised."""
         self.old.streams = streams(self.call.device)
         for path, tensor in outputs_of(result, self.old.unseen):
             self.old.keep(("output", path, 0), tensor)
@@ -173,7 +173,7 @@ class _Changed:
 
 
 def steps_or_draws(call: CompiledCall) -> bool:
-    """Whether the callable steps an optimizer or draws on an iterator, which cannot be repeated on a copy."""
+    """Return whether the callable steps an optimizer or draws on an iterator, which cannot be repeated on a copy."""
     inside = reach({"": call.original})
     return bool(inside.optimizers or inside.scalers or inside.opaque)
 
@@ -185,7 +185,7 @@ def with_copies(call: CompiledCall) -> CompiledCall:
 
 
 def _reached(call: CompiledCall) -> Reached:
-    """What the callable leads to, with its hooks, which may keep what they see in the user's containers."""
+    """Return what the callable leads to, with its hooks, which may keep what they see in the user's containers."""
     original = call.original
     parts = original.modules() if isinstance(original, torch.nn.Module) else ()
     tables = [table for m in parts for name, table in vars(m).items() if name.endswith("_hooks") and table]
@@ -229,7 +229,7 @@ class _State:
 
 
 def _is_equal(one: object, other: object) -> bool:
-    """Whether two are the same plain value; the elements of tensors are not compared."""
+    """Return whether two are the same plain value; the elements of tensors are not compared."""
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_is_equal, one, other))
     return type(one) is type(other) and isinstance(one, (bool, int, float, str, type(None))) and one == other
@@ -289,7 +289,7 @@ def _dtypes(run: Execution) -> list[torch.dtype]:
 
 
 def _differ(old: Execution, eager: Execution, *, bits: bool = False) -> bool:
-    """Whether two runs differ; never where the shapes of the results do, as after a call that raised."""
+    """Return whether two runs differ; never where the shapes of the results do, as after a call that raised."""
     if [r.value.shape for r in _outputs(old).values()] != [r.value.shape for r in _outputs(eager).values()]:
         return False
     return old.random != eager.random or _dtypes(old) != _dtypes(eager) or bool(_apart(old, eager, bits=bits))

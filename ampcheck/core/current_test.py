@@ -25,6 +25,7 @@ def pytest_command(test: str) -> str:
 
 
 def block_name(model: str) -> str:
-    """What findings call a block of code that watches a model, by its class, or "" for none: its test comes first."""
+    """Return what findings call a block of code that watches a model, by its class, or "" for none: its test comes
+    first."""
     test = current_test()
     return f"{test} [{model}]" if test and model else test or model or "this block"

@@ -70,7 +70,7 @@ def as_result(error: BaseException) -> BaseException:
 
 
 def is_for_the_runner(error: BaseException) -> bool:
-    """Whether an exception controls a test runner: Ctrl-C, `pytest.skip`, `hypothesis.assume`."""
+    """Return whether an exception controls a test runner: Ctrl-C, `pytest.skip`, `hypothesis.assume`."""
     return any((kind.__module__, kind.__qualname__) in _FOR_THE_RUNNER for kind in type(error).__mro__)
 
 

@@ -101,7 +101,7 @@ class Excerpt:
                 yield f"{'':{gutter}} | {noted if space is None else noted[:space]}"
 
     def _hidden(self, text: str, space: int | None) -> int:
-        """How many characters at the start of the line at fault make room for what is at fault."""
+        """Return how many characters at the start of the line at fault make room for what is at fault."""
         if space is None or cells(text[: self.end]) <= space:
             return 0
         return max(0, min(self.start - 1, self.end - space if text.isascii() else self.start - 1))
@@ -200,7 +200,7 @@ def _nodes(source: str) -> tuple[ast.expr | ast.AugAssign, ...]:
 
 
 def _computes(node: ast.expr | ast.AugAssign, name: str) -> bool:
-    """Whether an expression calls the op of this name, without what its operands call."""
+    """Return whether an expression calls the op of this name, without what its operands call."""
     if isinstance(node, ast.Call):
         called = _called(node).strip("_")
         return bool(called) and (name == called or called in _CALLED.get(name, "").split())

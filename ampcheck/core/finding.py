@@ -131,7 +131,7 @@ class Finding:
 
     @property
     def unjudged(self) -> bool:
-        """Whether it is about what was asked for and not judged: a whole subject, or a check that was selected."""
+        """True if it is about what was asked for and not judged: a whole subject, or a check that was selected."""
         return self.verdict is Verdict.INCOMPLETE and self.unit == UNJUDGED
 
     @property

@@ -74,12 +74,12 @@ class FloatFormat:
 
     @property
     def has_subnormals(self) -> bool:
-        """Whether exponent field 0 encodes subnormals and zero, which takes mantissa bits."""
+        """True if exponent field 0 encodes subnormals and zero, which takes mantissa bits."""
         return self.mantissa_bits > 0
 
     @property
     def has_nan(self) -> bool:
-        """Whether any code is NaN."""
+        """True if any code is NaN."""
         return self.nan != "none"
 
     @cached_property

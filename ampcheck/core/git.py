@@ -128,7 +128,7 @@ class Repository:
         return self._try("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
 
     def dirty(self, besides: Path | None = None) -> bool | None:
-        """Whether tracked files differ from HEAD, except those in the folder `besides`; None where git fails."""
+        """Return whether tracked files differ from HEAD, except those in the folder `besides`; None where git fails."""
         paths = [":(top)"]
         if besides is not None and besides.resolve().is_relative_to(self.root) and besides.resolve() != self.root:
             paths.append(f":(top,exclude,literal){besides.resolve().relative_to(self.root).as_posix()}")

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether `pattern` matches the whole of `path`: `layers.*.norm`, `**.norm*`, `""` for the root."""
+    """Return whether `pattern` matches the whole of `path`: `layers.*.norm`, `**.norm*`, `""` for the root."""
     if not path:  # the root has no parts
         return set(pattern.split(".")) <= {"", "**"}
     return _compiled(pattern).fullmatch(path) is not None

@@ -63,7 +63,7 @@ class Plan:
         return tuple(dict.fromkeys(arm.dtype for arm in self.arms))
 
     def judges(self, check: str) -> bool:
-        """Whether a check is selected."""
+        """Return whether a check is selected."""
         return self.checks is None or check in self.checks
 
     def among(self, checks: Collection[str]) -> list[str] | None:

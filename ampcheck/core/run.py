@@ -119,11 +119,11 @@ class Run:
 
     @property
     def failed(self) -> bool:
-        """Whether any check failed."""
+        """True if any check failed."""
         return any(finding.verdict is Verdict.FAIL for finding in self.findings)
 
     def counts(self) -> dict[Verdict, int]:
-        """How many findings have each verdict, worst first, without the zeros."""
+        """Return how many findings have each verdict, worst first, without the zeros."""
         return count_verdicts(self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Run:
 
 
 def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:
-    """How many findings have each verdict, worst first, without the zeros."""
+    """Return how many findings have each verdict, worst first, without the zeros."""
     count = Counter([finding.verdict for finding in findings])
     return {verdict: count[verdict] for verdict in SEVERITY if verdict in count}
 
@@ -236,7 +236,7 @@ def causes_by_key(findings: Sequence[Finding], now: Sequence[Finding]) -> dict[t
 
 
 def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:
-    """What follows from each finding that is a cause, by the cause's `id`."""
+    """Return what follows from each finding that is a cause, by the cause's `id`."""
     findings = tuple(findings)
     causes = causes_by_key(findings, findings)
     following: dict[int, list[Finding]] = {}
@@ -247,7 +247,7 @@ def followers(findings: Iterable[Finding]) -> dict[int, list[Finding]]:
 
 
 def follow_line(following: Sequence[Finding]) -> str:
-    """What follows from a cause in one line: `it explains 3 stagnation, precision-loss`."""
+    """Return what follows from a cause in one line: `it explains 3 stagnation, precision-loss`."""
     counts = Counter(finding.check for finding in following)
     return f"it explains {', '.join(f'{n:,} {check}' if n > 1 else check for check, n in counts.items())}"
 
@@ -293,7 +293,8 @@ def causes(findings: Sequence[Finding], wanted: Iterable[Finding]) -> list[Cause
 
 
 def _are_twins(group: Sequence[Finding], finding: Finding) -> bool:
-    """Whether a finding at the place of others is theirs, in another arm; two of one arm are if they say the same."""
+    """Return whether a finding at the place of others is theirs, in another arm; two of one arm are if they say the
+    same."""
     where, same = finding.where, group[0].message == finding.message
     other_arm = all(other.subject != finding.subject for other in group)
     return same or (other_arm and bool(where.file or where.op or where.module))

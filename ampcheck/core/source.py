@@ -51,7 +51,7 @@ def op_name(where: Where) -> str:
 
 
 def watched_as(subject: str) -> str:
-    """How a test under `--ampcheck-watch` runs, such as `under float16 autocast`; empty for another subject."""
+    """Return how a test under `--ampcheck-watch` runs, such as `under float16 autocast`; empty for another subject."""
     watched = _WATCHED.fullmatch(subject)
     return watched[1] if watched else ""
 

@@ -135,7 +135,7 @@ ARCHITECTURES = ("transformers", "diffusers", "timm", "torchvision", "hf")
 
 
 def is_architecture(target: str) -> bool:
-    """Whether a target names the architecture of a library, such as `timm:resnet50`, and no code."""
+    """Return whether a target names the architecture of a library, such as `timm:resnet50`, and no code."""
     library, colon, name = target.partition(":")
     return library in ARCHITECTURES and bool(colon and name)
 
@@ -305,7 +305,7 @@ def _takes_nothing(function: Callable[..., object]) -> bool:
 
 
 def _returns_nothing(function: Callable[..., object]) -> bool:
-    """Whether a function has no `return` with a value, by its code, and can be called without arguments.
+    """Return whether a function has no `return` with a value, by its code, and can be called without arguments.
 
     One without any `return` loops for ever, unless it only raises.
     """
@@ -361,7 +361,7 @@ def package_root(file: Path) -> Path:
 
 
 def _may_load(package: Path) -> bool:
-    """Whether no module from elsewhere has the name of this package, a folder, already."""
+    """Return whether no module from elsewhere has the name of this package, a folder, already."""
     loaded = sys.modules.get(package.name)
     origin = getattr(loaded, "__file__", None)
     return loaded is None or (origin is not None and Path(origin).resolve().parent == package.resolve())

@@ -55,7 +55,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is an int or a float, and no bool."""
+    """Return whether `value` is an int or a float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -70,7 +70,7 @@ def singular(plural: str) -> str:
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal `text` needs at most."""
+    """Return how many columns of a terminal `text` needs at most."""
     return len(text) if text.isascii() else sum(_cells_of(character) for character in text)
 
 

@@ -22,7 +22,7 @@ def updating() -> Iterator[list[tuple[str, str]]]:
 
 
 def is_updating() -> bool:
-    """Whether `pytest --ampcheck-update` runs."""
+    """Return whether `pytest --ampcheck-update` runs."""
     return _written.get() is not None
 
 

@@ -119,7 +119,7 @@ class Worker:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended, by `close` or after a failure."""
+        """True if it has ended, by `close` or after a failure."""
         return not self._end.alive
 
     def ask(self, command: str, *, timeout: float = PATIENCE, **arguments: Any) -> Any:

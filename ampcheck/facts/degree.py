@@ -34,19 +34,19 @@ class Degree:
         return tuple(sorted(self.powers.items()))
 
     def is_like(self, other: Degree | None) -> bool:
-        """Whether both say the same, wherever they come from; none is that of a constant."""
+        """Return whether both say the same, wherever they come from; none is that of a constant."""
         other = other or NONE
         says = (self.powers, self.mixed, self.known, self.entered)
         return says == (other.powers, other.mixed, other.known, other.entered)
 
     @property
     def varies(self) -> bool:
-        """Whether it changes with the scale, or may."""
+        """True if it changes with the scale, or may."""
         return self.depends or not self.known
 
     @property
     def depends(self) -> bool:
-        """Whether it is known to change with the scale."""
+        """True if it is known to change with the scale."""
         return self.mixed or bool(self.powers)
 
     def times(self, exponent: float) -> Degree:
@@ -82,21 +82,21 @@ def joined(first: Degree, second: Degree) -> Degree:
 
 
 def rest_of(result: torch.Tensor, term: torch.Tensor, factor: float) -> torch.Tensor:
-    """What a result held before a term was added in place; zero where that is no more than the rounding."""
+    """Return what a result held before a term was added in place; zero where that is no more than the rounding."""
     whole = result.detach().double()
     rest = whole - factor * term.detach().double()
     return torch.where(rest.abs() <= 4 * torch.finfo(result.dtype).eps * whole.abs(), 0.0, rest)
 
 
 def is_taken(term: Any, result: torch.Tensor) -> bool:
-    """Whether a limit was reached, or an alternative taken; so does what was overwritten count."""
+    """Return whether a limit was reached, or an alternative taken; so does what was overwritten count."""
     if term is None or isinstance(term, bool):
         return term is None
     return bool((result == term).any())
 
 
 def counts(term: Any, result: torch.Tensor) -> bool:
-    """Whether a constant is a term, or a limit: no eps, which changes nothing at this scale."""
+    """Return whether a constant is a term, or a limit: no eps, which changes nothing at this scale."""
     if isinstance(term, torch.Tensor):
         return True
     if type(term) not in (int, float):

@@ -47,7 +47,7 @@ def write_view(tensor: torch.Tensor, flat: torch.Tensor, values: torch.Tensor) -
 
 
 def has_companions(value: object) -> bool:
-    """Whether a value is a floating tensor that can have companions: with memory, strided, on a device."""
+    """Return whether a value is a floating tensor that can have companions: with memory, strided, on a device."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return False
     if value.layout is not torch.strided or value.is_nested or value.is_meta or value._is_zerotensor():

@@ -96,7 +96,7 @@ class PartMap(Generic[Value]):
 
 
 def _outside(spans: list[tuple[int, int]], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """What is left of spans without another."""
+    """Yield what is left of spans without another."""
     for start, stop in spans:
         if start < min(stop, first):
             yield start, min(stop, first)

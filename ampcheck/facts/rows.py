@@ -54,7 +54,7 @@ class Rows:
 
     @property
     def many(self) -> bool:
-        """Whether companions of all rows are due."""
+        """True if companions of all rows are due."""
         return self.count * _SHARE > self.shape[0]
 
     @property
@@ -112,12 +112,12 @@ class Rows:
 
 
 def is_large_size(numel: int) -> bool:
-    """Whether a matrix of so many elements is followed by rows."""
+    """Return whether a matrix of so many elements is followed by rows."""
     return numel >= LARGE
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a matrix that is followed by rows, and all that is in its memory."""
+    """Return whether a tensor is a matrix that is followed by rows, and all that is in its memory."""
     return (
         tensor.numel() >= LARGE
         and tensor.layout is torch.strided

@@ -166,7 +166,7 @@ class _Contains(dict[bytes, bool]):
 
 
 def _may_report(rule: Rule, content: bytes, contains: _Contains) -> bool:
-    """Whether a rule may have a report in a file, by its text."""
+    """Return whether a rule may have a report in a file, by its text."""
     if not all(any(contains[needle] for needle in needles) for needles in _needles(rule)):
         return False
     return all(re.search(pattern.encode(), content) for pattern in rule.patterns)

@@ -13,17 +13,17 @@ _SCHEDULER = re.compile(r"(^|[._])\w*sched(uler)?\w*(\[.*\])?$", re.IGNORECASE)
 
 
 def is_scaler(name: str) -> bool:
-    """Whether a variable is a gradient scaler, by its name."""
+    """Return whether a variable is a gradient scaler, by its name."""
     return bool(_SCALER.search(name))
 
 
 def is_optimizer(name: str) -> bool:
-    """Whether a variable is an optimizer, by its name."""
+    """Return whether a variable is an optimizer, by its name."""
     return bool(_OPTIMIZER.search(name)) and not _SCHEDULER.search(name)
 
 
 def is_scheduler(name: str) -> bool:
-    """Whether a variable is a scheduler of learning rates, by its name."""
+    """Return whether a variable is a scheduler of learning rates, by its name."""
     return bool(_SCHEDULER.search(name))
 
 

@@ -53,7 +53,7 @@ class Call:
         return self.node.args[number]
 
     def excludes(self, other: Call) -> bool:
-        """Whether the two are in different blocks of one statement, so that only one of them runs."""
+        """Return whether the two are in different blocks of one statement, so that only one of them runs."""
         mine = dict(self.branches)
         return any(mine.get(statement, block) != block for statement, block in other.branches)
 
@@ -72,7 +72,7 @@ class Region:
 
     @property
     def is_half(self) -> bool:
-        """Whether it casts to float16: by its dtype, or by the default of CUDA."""
+        """True if it casts to float16: by its dtype, or by the default of CUDA."""
         return self.enabled and (self.dtype in HALF or (not self.dtype and self.device == "cuda"))
 
 
@@ -135,11 +135,11 @@ class Source:
         return f"{self.imports.get(first, first)}{dot}{rest}" if name else ""
 
     def is_narrow(self, node: ast.AST | None, dtypes: frozenset[str] = NARROW) -> bool:
-        """Whether an expression names one of these dtypes."""
+        """Return whether an expression names one of these dtypes."""
         return self.resolve(node) in dtypes
 
     def casts(self, call: Call, dtypes: frozenset[str] = HALF) -> bool:
-        """Whether a call is `x.half()`, `x.to(torch.float16)` and the like."""
+        """Return whether a call is `x.half()`, `x.to(torch.float16)` and the like."""
         if call.method in ("half", "bfloat16") and not call.node.args:
             return f"torch.{call.method}" in dtypes
         values = (*call.node.args, *(keyword.value for keyword in call.node.keywords if keyword.arg == "dtype"))

@@ -37,7 +37,7 @@ _LISTS = ("Stack", "Cat", "ToCopy")
 
 
 def comparable(tensor: torch.Tensor) -> bool:
-    """Whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
+    """Return whether the values can be compared: float8 has no comparisons, and a meta tensor no values."""
     return is_floating(tensor) and tensor.numel() > 0 and is_plain(tensor) and tensor.dtype.itemsize > 1
 
 
@@ -96,12 +96,13 @@ def scalar_losses(result: object, total: torch.Tensor | None) -> list[torch.dtyp
 
 
 def is_scalar(result: object) -> bool:
-    """Whether all that a module gives is one 0-d tensor: a loss module has no parameters, and its inputs gradients."""
+    """Return whether all that a module gives is one 0-d tensor: a loss module has no parameters, and its inputs
+    gradients."""
     return [tensor.dim() for _, tensor in tensors(result)] == [0]
 
 
 def is_floating(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds real or complex numbers."""
+    """Return whether a tensor holds real or complex numbers."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -162,12 +163,12 @@ def factor_of(loss: torch.Tensor) -> float:
 
 
 def _reduces(name: str, before: Sequence[Any]) -> bool:
-    """Whether a node makes one number of several."""
+    """Return whether a node makes one number of several."""
     return bool(_REDUCES.match(name)) and any(count != 1 for node in before for _, count in _results(node))
 
 
 def _rounds(name: str, before: Sequence[Any]) -> bool:
-    """Whether a node is the cast of a loss that was wider."""
+    """Return whether a node is the cast of a loss that was wider."""
     wider = [node for node in before if any(not _is_low(dtype) for dtype, _ in _results(node))]
     return name.startswith("ToCopy") and any(_LOSS.search(node.name()) or _REDUCES.match(node.name()) for node in wider)
 

@@ -264,7 +264,7 @@ def judged_by(shadow: Shadow) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def unruled(shadow: Shadow) -> dict[str, int]:
-    """What the shadow could not follow, for the coverage."""
+    """Return what the shadow could not follow, for the coverage."""
     partly = {f"{op} of a large matrix (followed in the rows that ops read)": n for op, n in shadow.partly.items() if n}
     known = unfollowed(shadow)
     restarted = {reason: count for reason, count in shadow.unruled.items() if reason not in known}
@@ -278,7 +278,7 @@ def unfollowed(shadow: Shadow) -> dict[str, int]:
 
 
 def counted_results(errors: Iterable[ResultError]) -> dict[str, int]:
-    """How many outputs and gradients were compared, for the coverage."""
+    """Return how many outputs and gradients were compared, for the coverage."""
     kinds = [error.kind for error in errors if not error.absent]
     return {f"{kind}s": kinds.count(kind) for kind in ("output", "gradient")}
 
@@ -289,7 +289,8 @@ def positive(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
-    """What the run raised; None where float32 raises too by what we ask for: gradients, or those of the default loss.
+    """Return what the run raised; None where float32 raises too by what we ask for: gradients, or those of the default
+    loss.
 
     Raises `UsageError` where float32 and the other 16-bit dtype raise too: there is nothing to judge.
     """
@@ -385,7 +386,7 @@ def _bad(kind: str, name: str, tensor: torch.Tensor) -> Iterator[Values]:
 
 
 def substituted(ran: Mapping[str, int]) -> dict[str, int]:
-    """What ran in float32 for want of a kernel, for the coverage."""
+    """Return what ran in float32 for want of a kernel, for the coverage."""
     return {f"{op} has no 16-bit kernel on this CPU: run in float32 and rounded": n for op, n in ran.items()}
 
 

@@ -82,7 +82,7 @@ class Execution:
 
     @property
     def random(self) -> bool:
-        """Whether it drew random numbers."""
+        """True if it drew random numbers."""
         return self.streams != self.begun
 
     def keep(self, key: Key, tensor: torch.Tensor) -> None:
@@ -117,7 +117,8 @@ class Execution:
             return Result(tensor.detach().clone(), None)
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether an op of the shadowed run wrote the tensor: its companions may differ where its values do not."""
+        """Return whether an op of the shadowed run wrote the tensor: its companions may differ where its values do
+        not."""
         known = self.shadow.store.known(tensor) if self.shadow is not None and has_companions(tensor) else None
         return known is not None and known.written
 
@@ -134,13 +135,13 @@ def _is_narrow(tensor: torch.Tensor) -> bool:
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
-    """Whether a weight, buffer or argument can be compared with itself: not one that waits for its shape."""
+    """Return whether a weight, buffer or argument can be compared with itself: not one that waits for its shape."""
     unlike = (is_lazy, is_traceable_subclass, _is_narrow)
     return is_plain(tensor) and not any(kind(tensor) for kind in unlike)
 
 
 def _is_equal(old: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether two tensors of one shape hold the same values; NaN equals NaN."""
+    """Return whether two tensors of one shape hold the same values; NaN equals NaN."""
     with without_modes():
         return bool(((old == tensor) | ((old != old) & (tensor != tensor))).all())
 

@@ -290,7 +290,7 @@ def input_names(call: Call, number: int) -> dict[str, torch.Tensor]:
 
 
 def _leaves(prepared: Prepared, plan: RunPlan) -> dict[str, torch.Tensor]:
-    """What gradients are taken of: parameters, and views of inputs, since a leaf cannot be written in place."""
+    """Return what gradients are taken of: parameters, and views of inputs, since a leaf cannot be written in place."""
     named = dict(prepared.root.named_parameters()) if prepared.root is not None else {}
     leaves: dict[str, torch.Tensor] = {name: p for name, p in named.items() if p.requires_grad and not plan.no_backward}
     if plan.no_backward or (plan.inputs is None and leaves):

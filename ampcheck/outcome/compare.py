@@ -104,8 +104,8 @@ def _has_ratio(finding: Finding) -> bool:
 
 
 def _beyond(finding: Finding, *, ratio: bool) -> float:
-    """How far the observed value is from its limit, on either side, as a limit may be the least or the most; 0 where
-    one is unknown."""
+    """Return how far the observed value is from its limit, on either side, as a limit may be the least or the most; 0
+    where one is unknown."""
     observed, limit = finding.observed, finding.limit
     if observed is None or limit is None:
         return 0.0

@@ -171,7 +171,7 @@ def _compare_zeros(case: Case, name: str, value: torch.Tensor) -> Tried:
 
 
 def _try_again(kernel: Callable[..., Any], cases: Sequence[Case], runs: int, *, backward: bool) -> Iterator[Tried]:
-    """Whether a kernel gives the same bits each time, on the largest case as it was given."""
+    """Return whether a kernel gives the same bits each time, on the largest case as it was given."""
     plain = [case for case in cases if "," not in case.name and any(t.numel() for t in _tensors(case.arguments))]
     if runs < 2 or not plain:
         return
@@ -191,7 +191,7 @@ def _try_again(kernel: Callable[..., Any], cases: Sequence[Case], runs: int, *, 
 
 
 def _are_equal(a: Execution, b: Execution) -> bool:
-    """Whether two runs gave the same results, bit by bit."""
+    """Return whether two runs gave the same results, bit by bit."""
     if a.values.keys() != b.values.keys() or repr(a.plain) != repr(b.plain):
         return False
     return all(have_equal_bits(value, b.values[key]) for key, value in a.values.items())

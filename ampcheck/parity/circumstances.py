@@ -42,7 +42,7 @@ class Circumstance(ABC):
         """The function in this circumstance, with the arguments of the function itself."""
 
     def reference(self, function: Function) -> Function:
-        """What it is compared with: the function itself."""
+        """Return what it is compared with: the function itself."""
         return function
 
 
@@ -288,7 +288,7 @@ def _length(args: Sequence[Any], kwargs: dict[str, Any], dim: int) -> int:
 
 
 def has_dim(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether a tensor has this dimension."""
+    """Return whether a tensor has this dimension."""
     return -tensor.dim() <= dim < tensor.dim()
 
 

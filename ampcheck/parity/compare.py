@@ -99,7 +99,7 @@ def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
 
 
 def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> Parity:
-    """Whether two executions are of one function: by their exact values, or where exact takes the decisions."""
+    """Return whether two executions are of one function: by their exact values, or where exact takes the decisions."""
     keys = common_keys(runs)
     related = relate_results(runs, keys)
     numbers = _other_numbers(runs)
@@ -175,7 +175,8 @@ def _other_structure(runs: Sequence[Execution]) -> Parity | None:
 
 
 def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
-    """Whether a run may lack a result: its parameters and buffers have other names, masks and kernels no backward."""
+    """Return whether a run may lack a result: its parameters and buffers have other names, masks and kernels no
+    backward."""
     if key[0] == "gradient":
         own = key[1].startswith("parameter ") and key[1] not in run.names
         argument = run.arguments.get(key[1].removeprefix("argument "))

@@ -103,7 +103,7 @@ def roundings_between(a: Result, b: Result) -> float:
 
 
 def is_determined(result: Result) -> bool:
-    """Whether the data determine anything of a result, and it is not zero."""
+    """Return whether the data determine anything of a result, and it is not zero."""
     reference = result.reference
     if reference is None:
         return True
@@ -112,7 +112,7 @@ def is_determined(result: Result) -> bool:
 
 
 def is_mask(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds ones, and zeros beside them alone."""
+    """Return whether a tensor holds ones, and zeros beside them alone."""
     return torch.equal(tensor * tensor, tensor) and bool(tensor.any())
 
 
@@ -122,7 +122,7 @@ def _marked(tensor: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 
 def have_equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are of one shape and dtype and contain the same bits, NaN for NaN."""
+    """Return whether two tensors are of one shape and dtype and contain the same bits, NaN for NaN."""
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     first, second = (t.resolve_conj().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))

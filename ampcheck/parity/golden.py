@@ -85,7 +85,7 @@ class Golden:
 
 
 def golden_of(result: Result) -> Golden:
-    """What is kept of a result."""
+    """Return what is kept of a result."""
     dtype, shape = str(result.value.dtype).removeprefix("torch."), tuple(result.value.shape)
     reference = result.reference
     if reference is None:
@@ -129,7 +129,8 @@ def _numbers(values: torch.Tensor) -> tuple[float, ...]:
 
 
 def differs(old: Golden, new: Golden, noise: float = 1.0) -> str:
-    """How the exact values of a result differ from the recorded ones; "" where they do not. noise: a factor of it."""
+    """Return how the exact values of a result differ from the recorded ones; "" where they do not. noise: a factor of
+    it."""
     if old.shape != new.shape:
         return f"it is of shape {list(new.shape)}, and was {list(old.shape)}"
     if old.dtype != new.dtype:
@@ -288,7 +289,7 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
 
 
 def _are_last_digits(old: Golden, new: Golden) -> bool:
-    """Whether two arguments differ by less than the last digits of float32 alone."""
+    """Return whether two arguments differ by less than the last digits of float32 alone."""
     if (old.dtype, old.shape, old.nonfinite) != (new.dtype, new.shape, new.nonfinite):
         return False
     before, after = (torch.tensor(golden.values, dtype=torch.float64) for golden in (old, new))
@@ -300,7 +301,7 @@ def _is_undetermined(golden: Golden) -> bool:
 
 
 def _of_number(value: float) -> Golden:
-    """What is kept of a number: a float, an int or a bool."""
+    """Return what is kept of a number: a float, an int or a bool."""
     exact = torch.tensor(value, dtype=torch.float64)
     return golden_of(Result(exact, Reference(exact, exact.float(), 2.0**-53)))
 

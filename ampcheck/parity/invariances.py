@@ -186,7 +186,7 @@ class Declared(Invariance):
         return self.name
 
     def changed(self, example: Example) -> Example:
-        """What `change` makes of copies of the arguments."""
+        """Return what `change` makes of copies of the arguments."""
         args, kwargs = example.mapped(torch.clone).values
         changed = self.change(*args, **kwargs)
         pair = isinstance(changed, tuple) and len(changed) == 2
@@ -197,7 +197,7 @@ class Declared(Invariance):
         return Example(tuple(changed[0]), changed[1])
 
     def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """What `undo` makes of an output."""
+        """Return what `undo` makes of an output."""
         return self.undo(output)
 
 

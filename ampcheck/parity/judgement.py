@@ -28,7 +28,7 @@ _FLOAT32_SUMS = 8.0
 
 
 def failures_of(run: Execution, limits: Limits) -> list[Finding]:
-    """What is wrong with an execution; empty for an honest one."""
+    """Return what is wrong with an execution; empty for an honest one."""
     failures = _failures_of_checks(run, limits)
     if not failures and any(error.unit > SIXTEEN for error in run.errors):
         failures = _failures_of_checks(execute(run.side, revise=_CastsToData()), limits)
@@ -136,5 +136,5 @@ def outdone_by_other(runs: Sequence[Execution]) -> Iterator[tuple[str, list[Find
 
 
 def is_close(error: ResultError) -> bool:
-    """Whether a result is as near to exact as its roundings take it, whatever its data do."""
+    """Return whether a result is as near to exact as its roundings take it, whatever its data do."""
     return error.size > 0 and error.whole <= SLACK * FLOOR * error.unit < LOST

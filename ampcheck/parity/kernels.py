@@ -98,7 +98,8 @@ class KernelJudge:
 def compare_kernel(
     value: torch.Tensor, reference: Reference, depth: int = 0, terms: int = 1
 ) -> tuple[str, float, float]:
-    """How far a result of a kernel is beyond its bound, in words and in roundings, with the bound; "" where it is not.
+    """Return how far a result of a kernel is beyond its bound, in words and in roundings, with the bound; "" where it
+    is not.
 
     depth: roundings to 16 bits of what it was given. terms: of its longest sum, which float32 shows in a result.
     """

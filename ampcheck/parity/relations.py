@@ -49,7 +49,7 @@ def in_order(keys: Iterable[Key]) -> list[Key]:
 
 
 def relate_results(runs: Sequence[Execution], keys: Iterable[Key], coarsest: float = 0.0) -> Relations:
-    """How these results of two executions relate. coarsest: see `ampcheck.parity.functions.relate`."""
+    """Return how these results of two executions relate. coarsest: see `ampcheck.parity.functions.relate`."""
     related = Relations()
     for key in keys:
         a, b = (run.results[key] for run in runs)

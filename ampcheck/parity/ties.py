@@ -88,7 +88,7 @@ def _changed(changes: Sequence[Change], exact: torch.Tensor) -> torch.Tensor:
 
 
 def _jumps(runs: Sequence[Execution], key: Key) -> bool:
-    """Whether a result, or a value on the way to it, is another on both sides of a point."""
+    """Return whether a result, or a value on the way to it, is another on both sides of a point."""
     trails = [run.trail for run in runs if run.trail is not None and key in run.records]
     if len(trails) < 2 or not _agree(runs, key):
         return not _agree(runs, key)

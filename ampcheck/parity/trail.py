@@ -46,7 +46,7 @@ _Layout: TypeAlias = tuple[object, ...]
 
 
 def is_opaque(call: Call) -> bool:
-    """Whether an op cannot be followed inside: a custom kernel, which may round there whatever it is given."""
+    """Return whether an op cannot be followed inside: a custom kernel, which may round there whatever it is given."""
     if call.traits.random or call.traits.unset or not (call.fresh or call.written):
         return False
     name, namespace = call.traits.name, call.traits.namespace
@@ -76,7 +76,8 @@ class Record:
     whole: bool = False
 
     def differs(self, other: Record) -> bool:
-        """Whether the numbers of two values differ by more than float64 itself may, in whatever layout they are."""
+        """Return whether the numbers of two values differ by more than float64 itself may, in whatever layout they
+        are."""
         return self.shape.numel() != other.shape.numel() or not bool(self.are_near(other.marks, other.noise))
 
     def are_near(self, marks: torch.Tensor, noise: float | torch.Tensor) -> torch.Tensor:

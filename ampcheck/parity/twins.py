@@ -62,8 +62,8 @@ def run_with_twins(
 
 
 def _stand_in(record: Record, other: Trail) -> tuple[set[int], torch.Tensor]:
-    """What stands for data: values of the other run of which they are roundings, or parts of such, as of projections
-    that one side fuses; and the records of these, none where there are no such."""
+    """Return what stands for data: values of the other run of which they are roundings, or parts of such, as of
+    projections that one side fuses; and the records of these, none where there are no such."""
     value = record.value
     for dim in range(0 if value.is_complex() else value.dim()):
         exact, place, used = value.double(), 0, set[int]()

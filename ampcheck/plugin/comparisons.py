@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def is_compared(path: Path, line: int) -> bool:
-    """Whether the statement at a line is an assertion, or assigns names of a function that only such statements read.
+    """Return whether the statement at a line is an assertion, or assigns names of a function that only such statements
+    read.
 
     An assertion is `assert`, or a call of what has that in its name: `self.assertLess`, `torch.testing.assert_close`.
     """

@@ -66,7 +66,7 @@ class MarkerArguments:
         return cls(checks if observes else None, guards, file, device, speed or {}, parity)
 
     def plan(self, body: str) -> Plan:
-        """What is judged of a test's body, of this name; the checks are empty where nothing is."""
+        """Return what is judged of a test's body, of this name; the checks are empty where nothing is."""
         from ampcheck.core.plan import Plan
         from ampcheck.core.subject import Subject
 
@@ -86,8 +86,8 @@ class MarkerArguments:
 
 
 def compare_returned(item: pytest.Function) -> bool:
-    """Whether the marker of a test asks to compare the two executions that it returns; runs the test and compares
-    them.
+    """Return whether the marker of a test asks to compare the two executions that it returns; runs the test and
+    compares them.
 
     Raises what `assert_parity` raises, and `UsageError` for a test that returns no pair.
     """

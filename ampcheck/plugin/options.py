@@ -76,7 +76,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def are_given(config: pytest.Config) -> bool:
-    """Whether the command line or the ini file sets any option; also if one in the ini file cannot be read."""
+    """Return whether the command line or the ini file sets any option; also if one in the ini file cannot be read."""
     try:
         return any(value(config, flag[2:].replace("-", "_")) is not None for flag in OPTIONS)
     except pytest.UsageError:

@@ -74,7 +74,7 @@ def shortened(error: BaseException | None) -> str:
 
 
 def of_tests(path: str) -> bool:
-    """Whether a file lies in a folder of tests or of their helpers."""
+    """Return whether a file lies in a folder of tests or of their helpers."""
     return not {"test", "tests", "testing"}.isdisjoint(path.replace("\\", "/").split("/")[:-1])
 
 
@@ -99,7 +99,7 @@ def place_in_library(error: BaseException | None) -> Where | None:
 
 
 def notes(outcomes: Outcomes, label: str, *, verbose: bool) -> Iterator[str]:
-    """What the summary says about the session beside its findings."""
+    """Yield what the summary says about the session beside its findings."""
     watched = len(outcomes.runs)
     total = (outcomes.tests + outcomes.watches) / outcomes.tests if outcomes.tests else 1.0
     yield (
@@ -127,7 +127,7 @@ def _seconds(tests: dict[str, float]) -> dict[str, str]:
 
 
 def lacks_evidence(finding: Finding) -> bool:
-    """Whether a finding says that nothing was looked at, as where a test ends before it runs an op."""
+    """Return whether a finding says that nothing was looked at, as where a test ends before it runs an op."""
     return finding.check == "coverage" and finding.verdict is Verdict.FAIL
 
 

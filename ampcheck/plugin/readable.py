@@ -66,7 +66,8 @@ def _is_ours(entry: TracebackType) -> bool:
 
 
 def _has_part(frames: Sequence[TracebackType]) -> bool:
-    """Whether an error is ours or passed through us; every error of a test passes through the hooks of the plugin."""
+    """Return whether an error is ours or passed through us; every error of a test passes through the hooks of the
+    plugin."""
     ours = [frame for frame in frames if _is_ours(frame)]
     return bool(ours) and (_is_ours(frames[-1]) or any(".plugin." not in _module(frame) for frame in ours))
 

@@ -10,7 +10,7 @@ import pytest
 
 
 def should_have_run(config: pytest.Config, name: str, collected: Collection[str], selected: Collection[str]) -> bool:
-    """Whether this session should have run the test of this name.
+    """Return whether this session should have run the test of this name.
 
     Not if it was deselected (by -k, or as a part of another shard) or is outside the paths of the session. A test
     that was not collected is included if its file is under the paths and no option narrows them: it was removed.
@@ -24,7 +24,7 @@ def should_have_run(config: pytest.Config, name: str, collected: Collection[str]
 
 
 def _covers(folder: Path, argument: str, root: Path, name: str) -> bool:
-    """Whether pytest's argument, a path or a node id relative to `folder`, includes the test of this name."""
+    """Return whether pytest's argument, a path or a node id relative to `folder`, includes the test of this name."""
     path, _, inside = argument.partition("::")
     file, _, test = name.partition("::")
     if not Path(os.path.abspath(root / file)).is_relative_to(os.path.abspath(folder / path)):
@@ -33,7 +33,7 @@ def _covers(folder: Path, argument: str, root: Path, name: str) -> bool:
 
 
 def is_speed_test(item: pytest.Item) -> bool:
-    """Whether the item uses our fixture `speed`, directly or through a fixture that overrides it."""
+    """Return whether the item uses our fixture `speed`, directly or through a fixture that overrides it."""
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for definition in reversed(definitions.get("speed", ())):
         function = definition.func

@@ -242,7 +242,7 @@ class Suite:
         return watched(checks=checks, name=subject, compiled=compiled)
 
     def _judged(self, item: pytest.Item, limit: float, random: Any, seconds: float) -> Run:
-        """What the watch of a test finds, as the repository judges it."""
+        """Return what the watch of a test finds, as the repository judges it."""
         from ampcheck.core.current_test import pytest_command
         from ampcheck.core.settings import load_settings
         from ampcheck.outcome.accept import accept
@@ -388,6 +388,6 @@ class Suite:
 
 
 def _is_watchable(item: pytest.Item) -> bool:
-    """Whether a test can run twice and is not watched or measured already."""
+    """Return whether a test can run twice and is not watched or measured already."""
     measures = set(_MEASURES) & set(getattr(item, "fixturenames", ()))
     return isinstance(item, pytest.Function) and not measures and item.get_closest_marker("ampcheck") is None

@@ -95,7 +95,7 @@ class AccuracyStats:
         return tuple(error for error in self.errors if error.kind in kinds)
 
     def failures(self, kinds: tuple[str, ...] = ()) -> tuple[ResultError, ...]:
-        """What is beyond its limit and not explained, of these kinds or of all."""
+        """Return what is beyond its limit and not explained, of these kinds or of all."""
         return tuple(e for e in self.excess(kinds) if e.at_fault)
 
     def lowered_in(self, kinds: Collection[str]) -> tuple[Where, ...]:
@@ -103,7 +103,7 @@ class AccuracyStats:
         return tuple(where for where in self.lowered if (where.phase == "backward") == ("gradient" in kinds))
 
     def excess(self, kinds: tuple[str, ...] = ()) -> tuple[ResultError, ...]:
-        """What is beyond its limit, of these kinds or of all."""
+        """Return what is beyond its limit, of these kinds or of all."""
         return tuple(e for e in self.errors if (not kinds or e.kind in kinds) and e.verdict != WITHIN)
 
 

@@ -76,7 +76,7 @@ class Cost:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves out 1."""
+        """True if the interval leaves out 1."""
         low, high = self.interval
         return not low <= 1 <= high
 

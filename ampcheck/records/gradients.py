@@ -114,7 +114,7 @@ class GradientStats:
         return {loss.name for loss in self.gradients if loss.known and loss.share > limits.underflow}
 
     def damage_text(self, limits: Limits) -> str:
-        """What the underflow did to the gradients of all parameters together, to append to a message.
+        """Return what the underflow did to the gradients of all parameters together, to append to a message.
 
         Empty where they lose no more than `limits.underflow` of their norm.
         """

@@ -63,7 +63,7 @@ class Point:
 
     @property
     def absolute(self) -> bool:
-        """Whether there is a time and no ratio."""
+        """True if there is a time and no ratio."""
         return isinstance(self.measured, Times)
 
     @property
@@ -217,7 +217,7 @@ class Change:
 
     @property
     def slower(self) -> bool:
-        """Whether the ratio fell."""
+        """True if the ratio fell."""
         return self.factor < 1
 
 
@@ -239,7 +239,8 @@ class Trend:
         return str(self.series.key)
 
     def reversed_later(self, change: Change) -> bool:
-        """Whether the newest points are where they were before: a step up soon after one down may be undetected."""
+        """Return whether the newest points are where they were before: a step up soon after one down may be
+        undetected."""
         return median(self.series.values[-self.newest :]) >= change.before / (1 + self.effect)
 
     def bounds(self, change: Change) -> tuple[Point, Point]:

@@ -41,7 +41,7 @@ class InvarianceStats:
 
     @property
     def invariant(self) -> bool | None:
-        """Whether gradients are equal at every scale; None where that was not seen."""
+        """True if gradients are equal at every scale; None where that was not seen."""
         if self.skipped or not self.gradients:
             return None
         return all(found.what == RETURNED for found in self.found)

@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def right(self) -> bool:
-        """Whether its numbers were judged, and are not wrong."""
+        """True if its numbers were judged, and are not wrong."""
         return self.accuracy in ("pass", "warn")
 
 

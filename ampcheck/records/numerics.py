@@ -137,7 +137,7 @@ class NumericsStats:
 
     @property
     def uncompared(self) -> bool:
-        """Whether there are outputs, and none has an element that is finite in exact."""
+        """True if there are outputs, and none has an element that is finite in exact."""
         seen = [error.seen for error in self.of("output")]
         return bool(seen) and all(s.exact_nan + s.exact_inf == s.numel for s in seen)
 

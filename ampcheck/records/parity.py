@@ -26,7 +26,7 @@ class KernelResult:
 
     @property
     def wrong(self) -> bool:
-        """Whether it is beyond its bound."""
+        """True if it is beyond its bound."""
         return bool(self.message)
 
 

@@ -92,7 +92,7 @@ class Policy:
         return self.ops[op].rule if op in self.ops else ""
 
     def counts(self) -> dict[str, int]:
-        """How many overloads follow each rule, in the order of `RULES`."""
+        """Return how many overloads follow each rule, in the order of `RULES`."""
         count = Counter("fixed:DTYPE" if op.rule.startswith(FIXED) else op.rule for op in self.ops.values())
         return {rule: count[rule] for rule in RULES if count[rule]}
 
@@ -188,7 +188,7 @@ class PolicyCalls:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run ended early, unless at a banned op: it says nothing of the ops behind that place."""
+        """True if the run ended early, unless at a banned op: it says nothing of the ops behind that place."""
         return self.raised is not None and self.policy.rule(self.raised.op) != BANNED
 
     def passed(self, op: str) -> set[str]:
@@ -221,7 +221,7 @@ OWN = tuple([f"{namespace}::" for namespace in PYTORCHS_OWN])
 
 
 def is_custom(op: str) -> bool:
-    """Whether an overload is none of PyTorch's own."""
+    """Return whether an overload is none of PyTorch's own."""
     return not op.startswith(OWN)
 
 
@@ -238,7 +238,7 @@ class Change:
     after: OpPolicy | None
 
     def describe(self, op: OpPolicy | None) -> str:
-        """How one of the two policies treats it, with the facts where the rule is the same."""
+        """Return how one of the two policies treats it, with the facts where the rule is the same."""
         same_rule = self.before is not None and self.after is not None and self.before.rule == self.after.rule
         return "left alone" if op is None else op.describe(facts=same_rule)
 

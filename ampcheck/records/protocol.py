@@ -97,7 +97,7 @@ class Event:
 
 
 def injected_text(step: int) -> str:
-    """How a finding names the run in which the gradient of a step was made infinite."""
+    """Return how a finding names the run in which the gradient of a step was made infinite."""
     return f"(in a run of its own, in which the gradient of step {step} was made infinite)"
 
 
@@ -151,7 +151,7 @@ class ProtocolStats:
 
 
 def same_loss(first: float, second: float) -> bool:
-    """Whether two runs of one step returned the same value, NaN for NaN."""
+    """Return whether two runs of one step returned the same value, NaN for NaN."""
     return first == second or (math.isnan(first) and math.isnan(second))
 
 
@@ -162,7 +162,7 @@ def without_gradients(events: Sequence[Event]) -> Event | None:
 
 
 def all_skipped(events: Sequence[Event]) -> bool:
-    """Whether scalers skipped every step, and no optimizer was stepped directly."""
+    """Return whether scalers skipped every step, and no optimizer was stepped directly."""
     steps = [event for event in events if event.act in OF_STEPS]
     skips = [event.skipped for event in steps if event.act is Act.SCALER_STEP]
     direct = any(event.act is Act.OPTIMIZER_STEP and not event.through_scaler for event in steps)
@@ -170,7 +170,7 @@ def all_skipped(events: Sequence[Event]) -> bool:
 
 
 def steps_past_scaler(events: Sequence[Event]) -> bool:
-    """Whether a loss was scaled, and an optimizer was stepped directly that never steps through a scaler."""
+    """Return whether a loss was scaled, and an optimizer was stepped directly that never steps through a scaler."""
     scaled = any(e.act in (Act.SCALE, Act.UNSCALE) and e.enabled for e in events)
     through = {name for e in events if e.act is Act.SCALER_STEP and e.enabled for name in e.optimizers}
     direct = (e for e in events if e.act is Act.OPTIMIZER_STEP and not e.through_scaler)

@@ -52,7 +52,7 @@ class SumStats(InRoundings):
 
     @property
     def judged(self) -> bool:
-        """Whether enough partial sums were rounded to 16 bits, or overflowed."""
+        """True if enough partial sums were rounded to 16 bits, or overflowed."""
         return format_of(self.format).bits <= 16 and (self.roundings >= FEWEST - 1 or bool(self.overflowed))
 
 
@@ -77,12 +77,12 @@ class NormStats:
 
     @property
     def low(self) -> bool:
-        """Whether the total itself has at most 16 bits."""
+        """True if the total itself has at most 16 bits."""
         return format_of(self.format).bits <= 16
 
     @property
     def overflowed(self) -> bool:
-        """Whether it is infinite or NaN where the exact norm is finite."""
+        """True if it is infinite or NaN where the exact norm is finite."""
         return self.low and not math.isfinite(self.value) and self.exact is not None and math.isfinite(self.exact)
 
     @property

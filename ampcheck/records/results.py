@@ -83,12 +83,12 @@ class Examination:
 
     @property
     def beyond(self) -> bool:
-        """Whether the value is worse than an honest one."""
+        """True if the value is worse than an honest one."""
         return self.lost > 0 or self.flagged > 0
 
 
 def is_chance(share: float, numbers: int) -> bool:
-    """Whether so many numbers, of which `share` of their terms is left, may be as near to zero by chance."""
+    """Return whether so many numbers, of which `share` of their terms is left, may be as near to zero by chance."""
     return share**numbers > _CHANCE
 
 
@@ -180,7 +180,7 @@ class ResultError:
 
     @property
     def noise(self) -> bool:
-        """Whether the data determine nothing of the result: a gradient that is zero by mathematics.
+        """True if the data determine nothing of the result: a gradient that is zero by mathematics.
 
         Where terms cancel to the last bit in float64, however they are moved, float32 alone leaves their roundings.
         """
@@ -189,34 +189,34 @@ class ResultError:
 
     @property
     def known(self) -> bool:
-        """Whether the data determine the value at all; the gradient of a bias that a norm takes out again is zero."""
+        """True if the data determine the value at all; the gradient of a bias that a norm takes out again is zero."""
         return self.seen.flagged > 0 or not self.noise
 
     @property
     def determined(self) -> bool:
-        """Whether the data determine more than a bit of a gradient, however small it is beside the others."""
+        """True if the data determine more than a bit of a gradient, however small it is beside the others."""
         return self.eager is not None and self.limit <= 0.5
 
     @property
     def negligible(self) -> bool:
-        """Whether it is a gradient whose error is no more than a rounding of all gradients of the call together."""
+        """True if it is a gradient whose error is no more than a rounding of all gradients of the call together."""
         small = self.kind == "gradient" and self.share <= FLOOR * self.unit
         return small and not (self.determined and self.at_fault)
 
     @property
     def ruined(self) -> bool:
-        """Whether nothing is left of an output that the data determine in float32: they are moved by `MOVE` alone."""
+        """True if nothing is left of an output that the data determine in float32: they are moved by `MOVE` alone."""
         lost = self.kind == "output" and self.seen.error > LOST and self.seen.spread * MOVE <= 0.75 * self.unit
         share = self.unit / max(self.seen.spread, self.unit, 1e-300)
         return lost and not is_chance(share, self.seen.numel // self.seen.groups)
 
     @property
     def at_fault(self) -> bool:
-        """Whether the run lies beyond its bound where eager mode does not, and nothing explains it."""
+        """True if the run lies beyond its bound where eager mode does not, and nothing explains it."""
         return self.verdict in (BEYOND, CAST)
 
     def fails(self, precision: float) -> bool:
-        """Whether the run is at fault beside eager mode, under another `Limits.precision` than the usual 2.
+        """Return whether the run is at fault beside eager mode, under another `Limits.precision` than the usual 2.
 
         Larger values scale every bound but equality, smaller ones those of whole results.
         """
@@ -229,7 +229,7 @@ class ResultError:
         return eager.error <= scale * SLACK * (eager.spread + self.floor * self.unit)
 
     def beyond(self, precision: float) -> bool:
-        """Whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient.
+        """Return whether rounding does not explain the error, and, for a gradient, whether it moves the whole gradient.
 
         precision: as in `Limits`; larger values scale the bounds. It does not ask whether eager mode is at fault, too.
         """

@@ -99,7 +99,7 @@ class ScaleWindow:
 
     @property
     def empty(self) -> bool:
-        """Whether no scale keeps all tensors."""
+        """True if no scale keeps all tensors."""
         return self.needed > self.allowed
 
     @property
@@ -123,7 +123,7 @@ class ScaleWindow:
         return {name: histogram.nonfinite for name, histogram in self.histograms.items() if histogram.nonfinite}
 
     def contains(self, scale: float) -> bool:
-        """Whether a scale, any number, is inside; the bounds at the ends are also true between them."""
+        """Return whether a scale, any number, is inside; the bounds at the ends are also true between them."""
         return self.needed <= self.allowed and math.ldexp(1.0, self.needed) <= scale <= math.ldexp(1.0, self.allowed)
 
     def at(self, scale: float, *, at_least: bool = False) -> AtScale:
@@ -185,7 +185,8 @@ def largest_scale(magnitude: float) -> int:
 
 
 def is_usable(scale: float) -> bool:
-    """Whether gradients can be multiplied by a loss scale and divided by it again: positive, with a finite inverse.
+    """Return whether gradients can be multiplied by a loss scale and divided by it again: positive, with a finite
+    inverse.
 
     GradScaler multiplies by the inverse in float32, which is infinite for a scale below 2^-128.
     """
@@ -305,7 +306,7 @@ class LossScaleStats(ScalerStats):
 
     @property
     def updated(self) -> bool:
-        """Whether the scaler was updated."""
+        """True if the scaler was updated."""
         return any(step.new_scale is not None for step in self.steps)
 
     @property
@@ -319,7 +320,7 @@ class LossScaleStats(ScalerStats):
 
     @property
     def hopeless(self) -> bool:
-        """Whether no step was taken or no scaler is in use, and every real backward pass overflows, at every scale."""
+        """True if no step was taken or no scaler is in use, and every real backward pass overflows, at every scale."""
         idle = not self.enabled or self.scale_in_use is None
         return idle and bool(self.verified) and all(overflows for _, _, overflows in self.verified)
 

@@ -140,7 +140,7 @@ class TensorUpdates:
 
     @property
     def averages(self) -> bool:
-        """Whether a step keeps a part of the value, and replaces the rest."""
+        """True if a step keeps a part of the value, and replaces the rest."""
         return bool(self.factors) and all(0.0 < factor < 1.0 for factor in self.factors)
 
 

@@ -28,12 +28,12 @@ class BreakEven:
 
     @property
     def never(self) -> bool:
-        """Whether even the lower end of the interval is infinite."""
+        """True if even the lower end of the interval is infinite."""
         return math.isinf(self.low)
 
     @property
     def undecided(self) -> bool:
-        """Whether the interval includes both never and a number of calls."""
+        """True if the interval includes both never and a number of calls."""
         return not self.never and math.isinf(self.high)
 
     def __str__(self) -> str:

@@ -83,7 +83,7 @@ class DtypePolicy:
         return tuple(getattr(self, role)) if exception is None else exception
 
     def excepts(self, name: str, dtype: str) -> bool:
-        """Whether an exception allows this dtype for a tensor of this name."""
+        """Return whether an exception allows this dtype for a tensor of this name."""
         return any(dtype in dtypes for pattern, dtypes in self.exceptions.items() if matches(pattern, name))
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class StateTensor:
 
     @property
     def low(self) -> bool:
-        """Whether it contains floating-point numbers of 16 bits or fewer."""
+        """True if it contains floating-point numbers of 16 bits or fewer."""
         return self.floating and self.dtype not in ("float32", "float64")
 
 

@@ -28,7 +28,7 @@ class Occupancy:
 
     @property
     def crowded(self) -> bool:
-        """Whether other processes kept these threads from running."""
+        """True if other processes kept these threads from running."""
         return self.cores < (1 - IDLE) * self.used and self.switches >= SWITCHES
 
     def __str__(self) -> str:

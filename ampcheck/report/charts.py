@@ -176,7 +176,7 @@ def _thinned(points: Sequence[tuple[float, float]], x: Scale) -> Sequence[tuple[
 
 
 def _covering(index: int, lines: Sequence[Sequence[tuple[float, float]]], y: Scale) -> int:
-    """How many later lines are drawn on top of this one; it is drawn wider, so that it shows at both sides."""
+    """Return how many later lines are drawn on top of this one; it is drawn wider, so that it shows at both sides."""
     near, line = _NEAR * (y.high - y.low), lines[index]
 
     def covers(other: Sequence[tuple[float, float]]) -> bool:

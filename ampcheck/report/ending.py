@@ -39,7 +39,7 @@ def print_ending(run: Run, raised: Collection[Verdict]) -> None:
 
 
 def closing_line(content: Sections) -> str:
-    """What was looked at and found, such as `ampcheck: 120 steps, 12 measured, nothing found`."""
+    """Return what was looked at and found, such as `ampcheck: 120 steps, 12 measured, nothing found`."""
     return clean(", ".join(["ampcheck: " + ", ".join(_looked_at(content)), *_found(content)]))
 
 

@@ -167,7 +167,7 @@ def _common_prefix(rows: Sequence[str]) -> str:
 
 
 def range_legend(chart: Chart) -> list[tuple[str, str]]:
-    """What the colours and marks of a range chart mean: style class and text."""
+    """Return what the colours and marks of a range chart mean: style class and text."""
     groups = list(dict.fromkeys(series.group for series in chart.series))
     values = [value for series in chart.series for value in series.x]
     axis = axis_over((), chart.bands, chart.scale)

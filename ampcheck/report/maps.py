@@ -95,7 +95,7 @@ def map_view(model_map: ModelMap, findings: Iterable[Finding]) -> MapView:
 
 
 def _depth(module: str, known: Iterable[str]) -> int:
-    """How many modules of the map contain this one."""
+    """Return how many modules of the map contain this one."""
     parts = module.split(".")
     return sum(".".join(parts[:end]) in known for end in range(1, len(parts))) + (module != "" and "" in known)
 
@@ -186,7 +186,7 @@ def site_of(finding: Finding, maps: Iterable[ModelMap]) -> tuple[Site, ModelMap]
 
 
 def values_around(site: Site, model_map: ModelMap) -> Markup:
-    """What goes in and comes out at a site, and what float64 gives, on the axis of the format."""
+    """Return what goes in and comes out at a site, and what float64 gives, on the axis of the format."""
     whole = any(site.bins)
     named: list[tuple[str, float | None, Sequence[float | None]]] = [
         ("goes in", site.inputs, [_exponent(site.inputs)]),

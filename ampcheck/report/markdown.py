@@ -74,7 +74,7 @@ def _findings(run: Run, content: Sections, quiet: Collection[Verdict]) -> Iterat
 
 
 def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: Iterable[Table]) -> Iterator[str]:
-    """What was counted above, but for passes; tables, environment and coverage."""
+    """Yield what was counted above, but for passes; tables, environment and coverage."""
     for verdict in quiet:
         if verdict is not Verdict.PASS:
             yield from (_item(finding, _names(content)) for finding in run.of(verdict))
@@ -89,7 +89,7 @@ def _evidence(run: Run, content: Sections, quiet: Collection[Verdict], tables: I
 
 
 def _names(content: Sections) -> Mapping[str, str]:
-    """How subjects differ in their names; nothing for the only one, which the title names."""
+    """Return how subjects differ in their names; nothing for the only one, which the title names."""
     return content.heads if len(content.subjects) > 1 else {}
 
 

@@ -145,7 +145,7 @@ def _results(run: Run, checks: list[str], root: Path) -> Iterator[dict[str, Any]
 
 
 def _notifications(run: Run, checks: list[str]) -> Iterator[dict[str, Any]]:
-    """What was not judged, and why (§3.58)."""
+    """Yield what was not judged, and why (§3.58)."""
     for finding in run.findings:
         if finding.verdict in _UNJUDGED:
             yield {

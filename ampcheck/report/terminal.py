@@ -176,7 +176,7 @@ def _in_short(finding: Finding, width: int) -> Iterator[str]:
 
 
 def _hint(finding: Finding, width: int) -> Iterator[str]:
-    """What to do about a finding, never cut."""
+    """Yield what to do about a finding, never cut."""
     if finding.hint:
         yield from wrap(f"hint: {finding.hint}", width, indent="  ", hanging="    ")
 
@@ -200,7 +200,7 @@ def _source(finding: Finding, width: int) -> Iterator[str]:
 
 
 def _other_arms(twins: Sequence[Finding], width: int, verbose: bool) -> Iterator[str]:
-    """What the same finding says in its other arms."""
+    """Yield what the same finding says in its other arms."""
     for twin in twins[1:] if verbose else ():
         if twin.message != twins[0].message:
             yield from wrap(f"{twin.subject}: {twin.message}", width, indent="  ", hanging="    ")
@@ -220,7 +220,8 @@ def _numbers(finding: Finding) -> str:
 
 
 def _rest(content: Sections, width: int, verbose: bool, *, listed: bool = False) -> Iterator[Part]:
-    """What was not judged, the passes and the coverage. listed: each reason why something was not seen in a line."""
+    """Yield what was not judged, the passes and the coverage. listed: each reason why something was not seen in a
+    line."""
     yield from _unjudged(content, width, verbose)
     if passes := list(_passes(content, width, verbose)):
         cut = (one_line(" ".join(passes), width),)

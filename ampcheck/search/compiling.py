@@ -53,7 +53,7 @@ class Compiled:
         return self._function
 
     def cannot_run(self, error: BaseException) -> bool:
-        """Whether the machine lacks a compiler, or a kernel that compiled code calls."""
+        """Return whether the machine lacks a compiler, or a kernel that compiled code calls."""
         self.missing = lacking(error, kernels=True)
         return bool(self.missing)
 

@@ -46,7 +46,7 @@ class Evaluator:
         return look
 
     def _judged(self, example: Example, around: Around | None = None) -> tuple[Look, Judged | None]:
-        """What the run of an example shows, and the run; None where there is none that could be judged."""
+        """Return what the run of an example shows, and the run; None where there is none that could be judged."""
         shadow = Shadow(self.runner.root, freedom=self.compiled is not None)
         run = self.runner.run(example, shadow, around)
         if (error := run.error) is None:
@@ -118,12 +118,12 @@ def _worse(detail: str) -> Problem:
 
 
 def _overflows(changed: Example, after: Example) -> bool:
-    """Whether a change makes an infinity of what is finite in float64: 60,000 times 4 is no float16."""
+    """Return whether a change makes an infinity of what is finite in float64: 60,000 times 4 is no float16."""
     pairs = zip(changed.floats().values(), after.floats().values(), strict=False)
     return any(bool((~own.isfinite() & wide.isfinite()).any()) for own, wide in pairs if own.shape == wide.shape)
 
 
 def _as_many_values(before: Example, after: Example) -> bool:
-    """Whether different values stay different: 1e-20 + 1 and 3e-20 + 1 are one number of float64."""
+    """Return whether different values stay different: 1e-20 + 1 and 3e-20 + 1 are one number of float64."""
     counts = [[torch.unique(tensor).numel() for tensor in e.floats().values()] for e in (before, after)]
     return all(later >= earlier for earlier, later in zip(*counts, strict=False))

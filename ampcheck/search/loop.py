@@ -258,13 +258,13 @@ def _draw(inputs: st.SearchStrategy[Any], visit: Callable[[Any], None], options:
 
 
 def _all_broken(error: BaseException) -> bool:
-    """Whether a group of exceptions (3.11, or its backport) contains nothing but ours."""
+    """Return whether a group of exceptions (3.11, or its backport) contains nothing but ours."""
     parts = getattr(error, "exceptions", None)
     return isinstance(error, _Broken) if parts is None else all(map(_all_broken, parts))
 
 
 def _size(example: Example) -> tuple[int, int]:
-    """How large an example is to a reader: elements, then the length of its text."""
+    """Return how large an example is to a reader: elements, then the length of its text."""
     return example.numel, len(example.code())
 
 

@@ -74,7 +74,7 @@ class Runner:
         return run
 
     def float32_error(self, example: Example, around: Around | None = None) -> str:
-        """What the example raises in float32, in one line; "" for nothing."""
+        """Return what the example raises in float32, in one line; "" for nothing."""
         own = example.copied(self.device).mapped(lambda t: t.float() if t.is_floating_point() else t)
         error = self._run(self._float32, own, around=around).error
         return brief(error) if error is not None else ""

@@ -43,7 +43,7 @@ class Judged:
         self._note_range()
 
     def problem(self, path: str, tensor: torch.Tensor, *, inherits: bool = False) -> Problem | None:
-        """What is wrong with an output of this run, or of the compiled code, that seems beyond its bound.
+        """Return what is wrong with an output of this run, or of the compiled code, that seems beyond its bound.
 
         inherits: a fault of the run is left in it, of which the conditioning of the data is no excuse.
         """

@@ -35,7 +35,8 @@ def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: 
 
 
 def _past(companions: Companions, tensor: torch.Tensor) -> Past:
-    """How a tensor was written: as the whole storage, or as a part of one of which parts are written by themselves."""
+    """Return how a tensor was written: as the whole storage, or as a part of one of which parts are written by
+    themselves."""
     part = _part(tensor, companions)
     if part is None or not companions.parts:
         return companions.updates, companions.sites

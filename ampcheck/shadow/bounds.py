@@ -163,7 +163,8 @@ def _parts(
 
 
 def _is_near(value: torch.Tensor, moved: torch.Tensor, dims: tuple[int, ...] | None, share: float) -> bool:
-    """Whether each group is as near to moved as it may be to exact: by the triangle inequality it is within its bound.
+    """Return whether each group is as near to moved as it may be to exact: by the triangle inequality it is within its
+    bound.
 
     An error is at most the distance from moved and the spread, and bounds allow several times the spread.
     """
@@ -196,20 +197,20 @@ def cut_off(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def _excuses(rounding: float) -> bool:
-    """Whether roundings of 8 bits, with their slack, explain an error that leaves less than one bit: a value that is
-    zero throughout would pass, whatever made it so."""
+    """Return whether roundings of 8 bits, with their slack, explain an error that leaves less than one bit: a value
+    that is zero throughout would pass, whatever made it so."""
     return SLACK * rounding >= _ILL
 
 
 def _is_flushed(exact: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the subnormal numbers of a format of 8 bits take two bits from a whole tensor, whose bound excuses more:
-    where the values are in the range of the format, a cast takes a unit roundoff."""
+    """Return whether the subnormal numbers of a format of 8 bits take two bits from a whole tensor, whose bound excuses
+    more: where the values are in the range of the format, a cast takes a unit roundoff."""
     lost, size = (float(torch.linalg.vector_norm(t)) for t in (_flushed(exact, dtype), exact))
     return lost > _GONE * size
 
 
 def _flushed(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What a cast of exact loses of the elements below the normal numbers of a format; zero elsewhere."""
+    """Return what a cast of exact loses of the elements below the normal numbers of a format; zero elsewhere."""
     return torch.where(exact.abs() < format_of(dtype).smallest_normal, exact.to(dtype).double() - exact, 0.0)
 
 

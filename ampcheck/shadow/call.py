@@ -61,7 +61,7 @@ class Call(OpCall):
 
     @property
     def widens(self) -> bool:
-        """Whether the op copies values to a format that has each of them."""
+        """True if the op copies values to a format that has each of them."""
         if self.traits.copies != 0 or not self.inputs or not self.fresh:
             return False
         source, result = self.inputs[0].dtype, self.fresh[0].dtype
@@ -206,7 +206,7 @@ def results_of(value: Any) -> list[torch.Tensor | None]:
 
 
 def decides_otherwise(out: Any, result: Any) -> bool:
-    """Whether integers among the results of an op, such as pivots, differ from those of the run."""
+    """Return whether integers among the results of an op, such as pivots, differ from those of the run."""
     pairs = zip(leaves(out), leaves(result), strict=False)
     return any(
         not (real.is_floating_point() or real.is_complex()) and (real.shape != own.shape or not torch.equal(real, own))

@@ -16,7 +16,7 @@ _WRITTEN = re.compile(r"\.\s*(half|bfloat16|to|type|type_as)\s*\(")
 
 
 def is_own_cast(call: Call) -> bool:
-    """Whether a `_to_copy` of forward or of an update is such a cast. Under autocast the source line decides."""
+    """Return whether a `_to_copy` of forward or of an update is such a cast. Under autocast the source line decides."""
     where = call.where
     if not call.fresh or not where.file or where.phase == "backward":
         return False

@@ -66,7 +66,8 @@ def _kind_of(
 
 
 def _sums_in_16_bits(call: Call, tensor: torch.Tensor, seen: Examination) -> bool:
-    """Whether a sum of that many terms in the format of the result has this error. GPU kernels add in float32."""
+    """Return whether a sum of that many terms in the format of the result has this error. GPU kernels add in
+    float32."""
     terms = max((t.numel() for t in call.inputs), default=1) / max(1, tensor.numel())
     return terms > 1 and seen.error <= 2 * math.sqrt(terms) * roundoff(tensor.dtype)
 
@@ -95,20 +96,21 @@ def largest_input(call: Call) -> float:
 
 
 def follows_from_inputs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether float64 makes no finite result of the same inputs either: they are at fault, and not the range."""
+    """Return whether float64 makes no finite result of the same inputs either: they are at fault, and not the range."""
     return any(not bool(result.isfinite().all()) for result in alone(call, tensor, store))
 
 
 def survives(call: Call, tensor: torch.Tensor, store: CompanionStore, mended: Collection[Companions]) -> bool:
-    """Whether the format of the result holds what the op would give with these inputs mended: whether they are at fault
-    for what is not finite."""
+    """Return whether the format of the result holds what the op would give with these inputs mended: whether they are
+    at fault for what is not finite."""
     lost = ~finite(tensor) & store.exact(tensor).isfinite()
     results = alone(call, tensor, store, mended_side(store, mended))
     return any(bool(finite(result.to(tensor.dtype)[lost]).all()) for result in results)
 
 
 def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16 bits.
+    """Return whether float32 gives the exact result to more than two bits: what even float32 loses is no fault of 16
+    bits.
 
     A zero has no bits to keep, such as a row of equal values less its mean.
     """
@@ -124,7 +126,7 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
 
 
 def makes_nonfinite(call: Call, seen: Examination, store: CompanionStore) -> bool:
-    """Whether exact itself becomes NaN, or infinite, by this op; one that writes constants means it."""
+    """Return whether exact itself becomes NaN, or infinite, by this op; one that writes constants means it."""
     if not (seen.exact_nan or seen.exact_inf) or call.traits.fills in ("number", "part"):
         return False
     sources = [store.exact(t) for t in call.inputs]
@@ -158,7 +160,7 @@ def part_of_sum(call: Call, term: torch.Tensor, result: torch.Tensor, store: Com
 
 
 def _rounds(call: Call, tensor: torch.Tensor, seen: Examination, store: CompanionStore) -> bool:
-    """Whether the op itself loses the digits: float64 on the same inputs gives something else."""
+    """Return whether the op itself loses the digits: float64 on the same inputs gives something else."""
     same = alone(call, tensor, store)
     if not same:
         return True

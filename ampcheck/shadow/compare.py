@@ -73,7 +73,7 @@ def examine_value(
 
 
 def compare_shadowed(key: Key, value: torch.Tensor, reference: Reference) -> ResultError:
-    """How far the shadowed run itself lies from one of its exact results."""
+    """Return how far the shadowed run itself lies from one of its exact results."""
     with without_modes(), torch.no_grad():
         seen = examine_value(value, reference, whole=key[0] == "gradient")
         unit = max(reference.unit, roundoff(value.dtype), JUDGED_UNIT)  # float32 alone loses no digit that matters
@@ -130,7 +130,7 @@ def with_verdict(error: ResultError, freedom: Freedom, *, casts: bool = False) -
 
 
 def _is_kinked(error: ResultError, kinks: float) -> bool:
-    """Whether elements on the other side of a kink explain the error of a gradient.
+    """Return whether elements on the other side of a kink explain the error of a gradient.
 
     They move a gradient by their share of it, and one whose terms cancel by more, as a rounding of the data does.
     """
@@ -139,7 +139,8 @@ def _is_kinked(error: ResultError, kinks: float) -> bool:
 
 
 def _is_turned(error: ResultError, freedom: Freedom) -> bool:
-    """Whether decisions that turn explain an error: they put other values in place of some, and scale none of the rest.
+    """Return whether decisions that turn explain an error: they put other values in place of some, and scale none of
+    the rest.
 
     Along exact they take away about their share of it, and the rest of the error is at random.
     """
@@ -153,7 +154,7 @@ def at_the_edge(value: torch.Tensor, exact: torch.Tensor, form: FloatFormat, err
 
 
 def _is_worse(error: ResultError) -> bool:
-    """Whether a run lies beyond its bound, and eager mode does not, or by far less."""
+    """Return whether a run lies beyond its bound, and eager mode does not, or by far less."""
     eager, seen = error.eager, error.seen
     if error.absent or error.lost:
         return True

@@ -39,7 +39,7 @@ def own_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> str:
 
 
 def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether a result is zero in float64, and in the run an error of the size that its operands have.
+    """Return whether a result is zero in float64, and in the run an error of the size that its operands have.
 
     What is made of such an error has no other size.
     """

@@ -55,7 +55,7 @@ class Margins:
 
 
 def decides(call: Call, *, faulty: bool) -> bool:
-    """Whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault.
+    """Return whether an op takes decisions that can be compared. faulty: its inputs suffer from a fault.
 
     Equality turns by rounding in any run where values lie close, and is no decision by itself. Nor is a cast to
     floating numbers.
@@ -65,7 +65,7 @@ def decides(call: Call, *, faulty: bool) -> bool:
 
 
 def tests_finiteness(call: Call) -> bool:
-    """Whether an op does nothing but test whether values are finite: `x == x`, `abs(x) != inf`."""
+    """Return whether an op does nothing but test whether values are finite: `x == x`, `abs(x) != inf`."""
     if call.traits.decides not in ("order", "equality"):
         return call.traits.decides == "finite"
     first, second = call.args[:2]
@@ -122,7 +122,7 @@ def _beyond_range(call: Call) -> str:
 
 
 def _is_constant(tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether the values do not depend on any data that may be rounded: nothing moves them."""
+    """Return whether the values do not depend on any data that may be rounded: nothing moves them."""
     exact, moved = store.exact(tensor), store.moved(tensor)
     apart = torch.where(exact.isfinite(), moved - exact, 0.0)
     return bool((apart.abs() <= _FLOAT32 * exact.abs().nan_to_num(0.0, 0.0, 0.0)).all())

@@ -119,7 +119,7 @@ def _rounding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def _rounded(made: torch.Tensor, data: Any) -> torch.Tensor:
-    """What was made of data, by an op if its format cannot hold them."""
+    """Return what was made of data, by an op if its format cannot hold them."""
     try:
         with without_modes(), torch.no_grad():
             wide = torch.tensor(data, dtype=torch.float64, device=made.device)

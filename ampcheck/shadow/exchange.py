@@ -48,7 +48,7 @@ class Post:
 
 
 def communicates(op: Traits) -> bool:
-    """Whether values of other ranks come with an op."""
+    """Return whether values of other ranks come with an op."""
     return op.namespace in NAMESPACES and op.name.partition("::")[2] not in _WAITS
 
 
@@ -105,8 +105,8 @@ class Exchange:
         return frozenset[Key]().union(*(post.faults for post in posts))
 
     def repeats(self, call: Call) -> bool:
-        """Whether an op copies the result of a collective once more, from memory that only the collective has: gloo
-        does so for `reduce_scatter_tensor` whenever it is waited for."""
+        """Return whether an op copies the result of a collective once more, from memory that only the collective has:
+        gloo does so for `reduce_scatter_tensor` whenever it is waited for."""
         if call.name != "copy_" or not has_companions(call.args[1]):
             return False
         target, source = call.args[:2]

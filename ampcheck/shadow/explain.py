@@ -30,7 +30,7 @@ def explain_error(shadow: Shadow, tensor: torch.Tensor) -> str:
 
 
 def trail_of(shadow: Shadow, tensor: torch.Tensor) -> list[Step]:
-    """How the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
+    """Return how the error of a tensor came about, from the op at fault on; empty for a tensor without fault."""
     companions = shadow.store.known(tensor)
     step = companions.trail if companions is not None else None
     steps: list[Step] = []

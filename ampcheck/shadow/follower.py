@@ -75,7 +75,8 @@ class Follower:
             companions.consumed = False
 
     def _results(self, call: Call, rule: Rule | None) -> list[Any]:
-        """What the op gives on each side. Raises what it raises there, and where it decides otherwise than the run."""
+        """Return what the op gives on each side. Raises what it raises there, and where it decides otherwise than the
+        run."""
         now = {id(t): c for t, c in zip(call.inputs, call.before, strict=True) if c.alive is not None}
         for side in self._sides:
             side.now = now

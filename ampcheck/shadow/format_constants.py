@@ -28,14 +28,15 @@ _CONSTANTS = {
 
 
 def wide_constant(number: float) -> float:
-    """What the code of an op that runs would have in float32 in place of a number that it takes from its format."""
+    """Return what the code of an op that runs would have in float32 in place of a number that it takes from its
+    format."""
     wide, names = _CONSTANTS.get(number, (number, ()))
     return wide if names and _asks_formats(names) else number
 
 
 def _asks_formats(names: tuple[str, ...]) -> bool:
-    """Whether the innermost function of the user's code, or a function of PyTorch that it calls, reads `finfo` and an
-    attribute of such a name."""
+    """Return whether the innermost function of the user's code, or a function of PyTorch that it calls, reads `finfo`
+    and an attribute of such a name."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         read = frame.f_code.co_names

@@ -102,5 +102,6 @@ class Found:
             self.reached.discard(companions.faults, scaled=self.scale != 1, large=large)
 
     def _heals(self, key: Key) -> bool:
-        """Whether all that a fault did was to spoil gradients that the code discarded, and the op is finite later."""
+        """Return whether all that a fault did was to spoil gradients that the code discarded, and the op is finite
+        later."""
         return self.reached.unused(key) and self.recurrence.recovers(key)

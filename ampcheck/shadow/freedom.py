@@ -99,7 +99,7 @@ class _Known:
 
 
 def _turned(gaps: torch.Tensor, errors: torch.Tensor) -> int:
-    """How many gaps an honest error closes."""
+    """Return how many gaps an honest error closes."""
     return int(((gaps <= errors) & (errors > 0)).sum())
 
 
@@ -120,7 +120,7 @@ def _terms(call: Call, inputs: list[torch.Tensor]) -> int:
 
 
 def _to_kink(call: Call, known: _Known, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far each element lies from where a derivative jumps, and how far an honest error may move it."""
+    """Return how far each element lies from where a derivative jumps, and how far an honest error may move it."""
     exact, errors = known.exact(value), known.error(value)
     if call.traits.kink == "zero":
         return exact.abs(), errors

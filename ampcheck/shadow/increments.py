@@ -45,7 +45,7 @@ def follow_lineage(call: Call, store: CompanionStore) -> None:
 
 
 def take_up(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether a result is the difference between a sum and one of its terms, off by roundings of the sum.
+    """Return whether a result is the difference between a sum and one of its terms, off by roundings of the sum.
 
     Moved then rounds the sum as the run did, as far as that is honest, and takes up as much.
     """

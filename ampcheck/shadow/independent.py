@@ -58,7 +58,8 @@ class ObservedShadow(Shadow):
                 self.observer(call)
 
     def _decided(self, call: Call) -> Any:
-        """What an op returns: of one that decides, what it gives on exact values, rounded to the formats of the run."""
+        """Return what an op returns: of one that decides, what it gives on exact values, rounded to the formats of the
+        run."""
         out = leaves((call.out,))
         if out and all(t.is_floating_point() or t.is_complex() for t in out):
             return call.out

@@ -182,7 +182,7 @@ class Judge:
             drop(companions, BOUND)
 
     def _is_position(self, companions: Companions) -> bool:
-        """Whether the numbers that collided were counted through without a gap."""
+        """Return whether the numbers that collided were counted through without a gap."""
         return any(suspect.note == CONSECUTIVE for suspect in self._found.suspects.of([companions], COLLIDED))
 
     def _decision(self, call: Call) -> None:
@@ -201,7 +201,7 @@ class Judge:
 
 
 def _takes_gradients(call: Call) -> bool:
-    """Whether an op scales or copies gradients, as clipping does, or averages them in float32, as optimizers do.
+    """Return whether an op scales or copies gradients, as clipping does, or averages them in float32, as optimizers do.
 
     Gradients are judged as a whole, so their small rows may have any error, which the result has then too.
     """

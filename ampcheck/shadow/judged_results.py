@@ -185,7 +185,8 @@ class ResultJudge:
             drop(result.companions, VANISHED)
 
     def _explained_by_own_error(self, result: _Result) -> bool:
-        """Whether a result that seems wrong is an error that the code itself measures, or what a sum has taken up."""
+        """Return whether a result that seems wrong is an error that the code itself measures, or what a sum has taken
+        up."""
         call, tensor, companions = result.call, result.tensor, result.companions
         if companions.suspects and result.glance.within and not (result.glance.ill or result.single):
             drop(companions, ERROR, TAKEN)

@@ -287,7 +287,7 @@ class Shadow(OpSubscriber):
         call.fresh = [t for t in call.results if t is not None and t.untyped_storage()._cdata not in storages]
 
     def _reads(self, call: Call) -> bool:
-        """Whether an op without floating results decides upon floating values, or lets them leave the run."""
+        """Return whether an op without floating results decides upon floating values, or lets them leave the run."""
         return call.traits.leaves or (self.judge is not None and bool(call.traits.decides))
 
     def _follow(self, call: Call, origin: Origin) -> None:
@@ -396,5 +396,6 @@ class Shadow(OpSubscriber):
 
 
 def _traces() -> bool:
-    """Whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are recorded."""
+    """Return whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are
+    recorded."""
     return any(map(mode_of_kind, TRACERS))

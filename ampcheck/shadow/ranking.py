@@ -33,7 +33,7 @@ _OFFSET = 2.0
 def hides_ranking(
     call: Call, tensor: torch.Tensor, store: CompanionStore, magnitudes: Look, *, accumulates: bool
 ) -> bool:
-    """Whether the rounding of this op hides the ranking of the elements of a 16-bit result along some dimension.
+    """Return whether the rounding of this op hides the ranking of the elements of a 16-bit result along some dimension.
 
     accumulates: it is a sum over many ops, each of which adds to the error.
     """
@@ -63,7 +63,7 @@ def _hidden(tensor: torch.Tensor, store: CompanionStore) -> dict[int, tuple[floa
 
 
 def _absorbs(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether the rounding of a sum hides a term that is known to more digits, other than where a mask is to."""
+    """Return whether the rounding of a sum hides a term that is known to more digits, other than where a mask is to."""
     if not _hides_a_term(call, store, float(tensor.abs().amax()) * roundoff(tensor.dtype)):
         return False
     kept = tensor.where(~_masked_out(call, tensor), 0.0)
@@ -96,7 +96,8 @@ def _masked_out(call: Call, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_rounded_once(tensor: torch.Tensor, store: CompanionStore) -> bool:
-    """Whether a value of 16 bits is nothing but its exact one, rounded, such as the cast of a bias before this op."""
+    """Return whether a value of 16 bits is nothing but its exact one, rounded, such as the cast of a bias before this
+    op."""
     return tensor.dtype.itemsize <= 2 and torch.equal(store.exact(tensor).to(tensor.dtype), tensor)
 
 
@@ -106,5 +107,5 @@ def _honest(tensor: torch.Tensor, store: CompanionStore) -> float:
 
 
 def _width(values: torch.Tensor, dim: int) -> float:
-    """How far values lie apart along a dimension: the root of their mean variance."""
+    """Return how far values lie apart along a dimension: the root of their mean variance."""
     return float(values.var(dim, correction=0).mean().sqrt())

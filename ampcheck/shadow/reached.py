@@ -47,7 +47,7 @@ class Reached:
         self._in_a_row = Counter[Gradients]()
 
     def of(self, key: Key) -> Mapping[str, float]:
-        """What a fault reached, steps among it that were skipped and never made."""
+        """Return what a fault reached, steps among it that were skipped and never made."""
         skipped = [keys[key] for steps, keys in self._skipped.items() if key in keys and not self._passes(steps, key)]
         repeated = key in self._tested and self._missing.get(key) == 0
         unused = {} if repeated else self._unused.get(key, {})
@@ -97,7 +97,7 @@ class Reached:
         self._tested.update(keys)
 
     def unused(self, key: Key) -> bool:
-        """Whether all that a fault of backward made infinite or NaN was reported or discarded."""
+        """Return whether all that a fault of backward made infinite or NaN was reported or discarded."""
         return _is_backward(key) and key in self._unused and self.of(key).keys() == self._unused[key].keys()
 
     def lose(self, fault: Fault, exact: torch.Tensor) -> None:
@@ -120,7 +120,8 @@ class Reached:
             self._missing[key] -= 1
 
     def _passes(self, gradients: Gradients, key: Key) -> bool:
-        """Whether a lower scale mends a fault of skipped steps: one of backward, where steps were made before."""
+        """Return whether a lower scale mends a fault of skipped steps: one of backward, where steps were made
+        before."""
         return _is_backward(key) and gradients in self._made and self._in_a_row[gradients] <= _COMES_DOWN
 
 

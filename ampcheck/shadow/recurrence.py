@@ -65,11 +65,12 @@ class Recurrence:
             self._recurrent.add(key)
 
     def recurs(self, key: Key) -> bool:
-        """Whether the errors of a fault are more than an accident."""
+        """Return whether the errors of a fault are more than an accident."""
         return key in self._recurrent or key not in self._rates
 
     def recovers(self, key: Key) -> bool:
-        """Whether an op that overflowed gave finite results, of any shape, at its last execution or at most of them."""
+        """Return whether an op that overflowed gave finite results, of any shape, at its last execution or at most of
+        them."""
         times, latest = self._overflows.get(key, (0, 0))
         runs = self._executions(key)
         return runs > latest or runs > 2 * times

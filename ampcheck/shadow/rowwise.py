@@ -129,7 +129,7 @@ class RowCall:
 
 
 def is_constant(op: Traits, results: Sequence[torch.Tensor | None]) -> bool:
-    """Whether an op that makes zeros or ones makes a large matrix."""
+    """Return whether an op that makes zeros or ones makes a large matrix."""
     return not op.writes and len(results) == 1 and results[0] is not None and is_large(results[0])
 
 
@@ -190,5 +190,5 @@ def _matrices(out: Any) -> list[torch.Tensor]:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values are finite, and so is their sum: the sum needs no memory."""
+    """Return whether all values are finite, and so is their sum: the sum needs no memory."""
     return not tensor.is_floating_point() or math.isfinite(tensor.detach().sum().item())

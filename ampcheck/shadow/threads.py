@@ -52,7 +52,7 @@ class OtherThread(OpSubscriber):
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all values of a dense tensor are finite; of others they are not looked at."""
+    """Return whether all values of a dense tensor are finite; of others they are not looked at."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype.itemsize == 1:
         return True
     with without_modes():

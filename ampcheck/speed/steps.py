@@ -112,7 +112,7 @@ def step_of(
 
 
 def _trains(subject: Subject, prepared: Prepared, backward: bool | None, *, optimized: bool) -> bool:
-    """Whether a step runs backward; see `step_of`."""
+    """Return whether a step runs backward; see `step_of`."""
     trains = (learns(prepared) or optimized) if backward is None else backward
     if optimized and not trains:
         raise UsageError(f"without a backward pass the optimizer of {subject.name} has no gradients: leave it out")
@@ -131,7 +131,7 @@ def require_configurable(subject: Subject, config: StepConfig) -> None:
 
 
 def learns(prepared: Prepared, *, training: bool = True) -> bool:
-    """Whether anything requires a gradient, in a module that is in training mode; `training=False`: in any."""
+    """Return whether anything requires a gradient, in a module that is in training mode; `training=False`: in any."""
     root = prepared.root
     if root is None or not any(parameter.requires_grad for parameter in root.parameters()):
         return False

@@ -56,7 +56,7 @@ def log_ratios(reference: ArmTimes, arm: ArmTimes) -> Logs:
 
 
 def paired_ratio(reference: ArmTimes, arm: ArmTimes) -> Ratio:
-    """How many times faster `arm` is, with a percentile bootstrap interval of the median at 95 per cent."""
+    """Return how many times faster `arm` is, with a percentile bootstrap interval of the median at 95 per cent."""
     logs = log_ratios(reference, arm)
     low, high = bootstrapped(np.median, logs)
     return Ratio(
@@ -86,7 +86,7 @@ def median_bounds(logs: Logs, confidence: float) -> tuple[float, float]:
 
 
 def cycles_needed(confidence: float) -> int:
-    """How many cycles the exact interval needs to be finite."""
+    """Return how many cycles the exact interval needs to be finite."""
     return max(1, math.ceil(math.log2(2 / (1 - confidence))))
 
 
@@ -125,7 +125,7 @@ def conclude(ratio: float, low: float, high: float, rule: Rule, *, noise: float,
 
 
 def aa_noise(twin: Logs) -> float:
-    """How far the twin's 95 per cent interval reaches from 1, as a share."""
+    """Return how far the twin's 95 per cent interval reaches from 1, as a share."""
     low, high = (math.exp(bound) for bound in median_bounds(twin, CONFIDENCE))
     return max(1 - low, high - 1)
 
@@ -144,7 +144,7 @@ def check_speed(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = Non
 
 
 def is_decided(stats: SpeedStats, rules: Mapping[str, Rule] | Rule | None = None) -> bool:
-    """Whether more measurement would change no verdict: each is PASS or FAIL."""
+    """Return whether more measurement would change no verdict: each is PASS or FAIL."""
     return all(_decided(stats, arm, rule).verdict is not Verdict.UNDECIDED for arm, rule in _rules(stats, rules))
 
 

@@ -135,7 +135,7 @@ class Side:
         return int(self.upto[-1])
 
     def betweens(self, plain: int) -> int:
-        """How many drawn numbers choose a value of a plain number's group: enough for each."""
+        """Return how many drawn numbers choose a value of a plain number's group: enough for each."""
         group = self._group(plain)
         return len(group) * max(map(len, group))
 

@@ -213,7 +213,7 @@ def subscribed_here(subscriber: OpSubscriber) -> Iterator[None]:
 
 
 def subscribers_here() -> list[OpSubscriber]:
-    """Who sees the ops of this thread."""
+    """Return who sees the ops of this thread."""
     return [each for mode in mode_stack() if isinstance(mode, _Ops) for each in mode.subscribers]
 
 

@@ -61,7 +61,7 @@ class GraphVariants:
         return None if self._differences is None else max(map(float, self._differences), default=0.0)
 
     def unseen(self) -> list[str]:
-        """What was not measured, and why."""
+        """Return what was not measured, and why."""
         return [text for text in (OTHER_STRIDES if self.other_strides else "", self.single_run) if text]
 
     def _run_compared(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:

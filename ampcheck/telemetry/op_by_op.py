@@ -90,7 +90,7 @@ class OpByOp:
         """Measuring beside the compiled graph changes nothing that is to be compared."""
 
     def unseen(self) -> list[str]:
-        """What was not measured, and why."""
+        """Return what was not measured, and why."""
         return [f"graphs whose statistics could not be computed: {self.failure}"] if self.failure else []
 
 

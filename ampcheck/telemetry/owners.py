@@ -69,7 +69,7 @@ class Owners:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the graph takes anything that a module of the user's frame has."""
+        """True if the graph takes anything that a module of the user's frame has."""
         return bool(self._weights)
 
     def of(self, inputs: Sequence[Any]) -> Owner:

@@ -99,8 +99,8 @@ def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[st
 
 
 def _is_measured(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value of a graph can be measured: nothing has no largest element, and a check for that at run time
-    would end the user's run."""
+    """Return whether a value of a graph can be measured: nothing has no largest element, and a check for that at run
+    time would end the user's run."""
     if not isinstance(value, torch.Tensor) or value.dtype not in MEASURED or value.layout is not torch.strided:
         return False
     return not (any(isinstance(n, int) and n == 0 for n in value.shape) or _is_of_unknown_size(value))
@@ -129,7 +129,8 @@ def ops_in_16_bits(graph: fx.Graph, phase: str) -> list[Where]:
 
 
 def of_unknown_size(graph: fx.Graph) -> int:
-    """How many results have a size that depends on values (those of `nonzero`, or of a mask): they are not measured."""
+    """Return how many results have a size that depends on values (those of `nonzero`, or of a mask): they are not
+    measured."""
     values = [node.meta.get("val") for node in graph.nodes if node.op == "call_function"]
     return sum(isinstance(v, torch.Tensor) and v.dtype in MEASURED and _is_of_unknown_size(v) for v in values)
 
@@ -141,7 +142,7 @@ def _is_of_unknown_size(value: torch.Tensor) -> bool:
 
 
 def moves(target: object) -> bool:
-    """Whether an op only moves values, which are measured where they are computed, or fills in constants."""
+    """Return whether an op only moves values, which are measured where they are computed, or fills in constants."""
     if not isinstance(target, OpOverload) or target in CASTS:
         return target is operator.getitem
     op = traits(target)
@@ -149,12 +150,13 @@ def moves(target: object) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a node is computed by a library, which rounds its 16-bit result before anything else is computed."""
+    """Return whether a node is computed by a library, which rounds its 16-bit result before anything else is
+    computed."""
     return isinstance(node.target, OpOverload) and traits(node.target).contracts
 
 
 def _leaves_op(node: fx.Node) -> bool:
-    """Whether the value is a result of the user's op, not an intermediate value of its decomposition."""
+    """Return whether the value is a result of the user's op, not an intermediate value of its decomposition."""
     key = node.meta.get("original_aten"), node.meta.get("seq_nr")
     return any((user.meta.get("original_aten"), user.meta.get("seq_nr")) != key for user in node.users)
 
@@ -212,7 +214,7 @@ def _sites(
 
 
 def _writes_infinity(node: fx.Node) -> bool:
-    """Whether a constant among the arguments is not finite; reductions start from one, but no node says so."""
+    """Return whether a constant among the arguments is not finite; reductions start from one, but no node says so."""
     return any(isinstance(v, float) and not math.isfinite(v) for v in (*node.args, *node.kwargs.values()))
 
 

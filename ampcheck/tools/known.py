@@ -109,7 +109,7 @@ class Defect:
         return f"{' and '.join(self.dtypes)}, {'with 16-bit weights, on a CPU' if self.way in WEIGHTS else autocast}"
 
     def matters(self, *, ways: Sequence[str], dtypes: Sequence[str], devices: Sequence[str]) -> bool:
-        """Whether it is met in one of these, each empty for all; without autocast no device matters."""
+        """Return whether it is met in one of these, each empty for all; without autocast no device matters."""
         chosen = [(ways, (self.way,)), (dtypes, self.dtypes)]
         chosen += [(devices, self.devices)] if self.way not in WEIGHTS else []
         return all(not wanted or set(wanted) & set(those) for wanted, those in chosen)
@@ -217,7 +217,8 @@ def used(
 
 
 def _mentions(every: Iterable[Known]) -> Callable[[bytes], bool]:
-    """Whether a file has the package and the end of a name of one of these, as one that uses it does in its import."""
+    """Return whether a file has the package and the end of a name of one of these, as one that uses it does in its
+    import."""
     ends = defaultdict[bytes, set[re.Pattern[bytes]]](set)
     for function in (function for one in every for function in one.defect.functions):
         for name in function.names:

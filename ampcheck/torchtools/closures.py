@@ -60,7 +60,7 @@ def _graph(root: object) -> dict[int, tuple[object, list[object]]]:
 
 
 def is_followed(value: object) -> bool:
-    """Whether a value is a module, a callable, a plain container, or an object of the user's classes."""
+    """Return whether a value is a module, a callable, a plain container, or an object of the user's classes."""
     if isinstance(value, (torch.nn.Module, *CALLABLES)) or type(value) in _PLAIN:
         return True
     if isinstance(value, (type, torch.Tensor)) or not is_users_class(type(value)):
@@ -69,7 +69,7 @@ def is_followed(value: object) -> bool:
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class belongs neither to Python nor to PyTorch nor to ampcheck."""
+    """Return whether a class belongs neither to Python nor to PyTorch nor to ampcheck."""
     package = kind.__module__
     home = getattr(sys.modules.get(package), "__file__", "notebook" if package == "__main__" else None)
     return home is not None and package.partition(".")[0] not in sys.stdlib_module_names and is_users(home)

@@ -150,17 +150,17 @@ def recompiled(subject: Subject, prepared: Prepared, **options: Any) -> tuple[An
 
 
 def is_compiled_already(subject: Subject) -> bool:
-    """Whether the subject, or a module or function inside it, went through `torch.compile` or `compile()`."""
+    """Return whether the subject, or a module or function inside it, went through `torch.compile` or `compile()`."""
     return has_compiled_parts(subject.model)
 
 
 def is_scripted(subject: Subject) -> bool:
-    """Whether a block of the subject is TorchScript, which `torch.compile` does not take."""
+    """Return whether a block of the subject is TorchScript, which `torch.compile` does not take."""
     return any(isinstance(part, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for part in _blocks(subject.model))
 
 
 def trains(subject: Subject) -> bool:
-    """Whether anything in the subject is trained."""
+    """Return whether anything in the subject is trained."""
     return any(p.requires_grad for module in modules_of(subject.model) for p in module.parameters())
 
 
@@ -263,14 +263,14 @@ def parameter_names(roots: Sequence[torch.nn.Module]) -> dict[int, str]:
 
 
 def has_compiled_parts(model: object) -> bool:
-    """Whether a model or function is compiled, or contains a module that is."""
+    """Return whether a model or function is compiled, or contains a module that is."""
     parts = [part for block in _blocks(model) for part in walk(block)]
     inside = [module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()]
     return any(map(dynamo.is_compiled, (*parts, *inside)))
 
 
 def eager_modules(model: object) -> int:
-    """How many modules of a partly compiled model compute outside its compiled parts."""
+    """Return how many modules of a partly compiled model compute outside its compiled parts."""
     if not isinstance(model, torch.nn.Module) or dynamo.is_compiled(model):
         return 0
     inside = sum(eager_modules(child) for child in model.children())

@@ -49,7 +49,7 @@ def configured(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def has_setting(name: str) -> bool:
-    """Whether this release has one of those settings."""
+    """Return whether this release has one of those settings."""
     return hasattr(*_setting(name))
 
 
@@ -121,7 +121,7 @@ def in_eager_mode(called: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 
 def _by_operator() -> bool:
-    """Whether an operator of PyTorch calls what it compiled itself, as `while_loop` does."""
+    """Return whether an operator of PyTorch calls what it compiled itself, as `while_loop` does."""
     between = (__name__, replaced.__module__, "torch._dynamo.eval_frame")
     frame: types.FrameType | None = sys._getframe()
     while frame is not None and (name := str(frame.f_globals.get("__name__"))) in between:
@@ -290,7 +290,7 @@ def kernel_count() -> int | None:
 
 
 def is_compiled_code(code: CodeType) -> bool:
-    """Whether Dynamo wrote a code object: it calls a graph or resumes after a break."""
+    """Return whether Dynamo wrote a code object: it calls a graph or resumes after a break."""
     return any(name.startswith(("__compiled_fn", "__resume_at")) for name in code.co_names)
 
 
@@ -308,7 +308,7 @@ DISABLED = ("DisableContext", "RunOnlyContext")
 
 
 def is_compiled(part: object) -> bool:
-    """Whether a module or function is a result of `torch.compile`, or a module on which `compile()` was called.
+    """Return whether a module or function is a result of `torch.compile`, or a module on which `compile()` was called.
 
     The result of `torch.compiler.disable` is an `OptimizedModule` too, of another context.
     """
@@ -384,7 +384,7 @@ def _own_forward(part: object) -> Any:
 
 
 def _is_wrapper(part: object) -> bool:
-    """Whether it is an `OptimizedModule`; without an import of Dynamo, which is slow, there is none."""
+    """Return whether it is an `OptimizedModule`; without an import of Dynamo, which is slow, there is none."""
     return isinstance(part, getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ()))
 
 

@@ -112,7 +112,7 @@ def preserved_state(changes: dict[str, tuple[object, object]] | None = None) -> 
 
 
 def nesting() -> int:
-    """How many autocast regions this thread is in; at 0 the cached casts are dropped."""
+    """Return how many autocast regions this thread is in; at 0 the cached casts are dropped."""
     depth: int = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return depth

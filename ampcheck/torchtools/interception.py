@@ -153,7 +153,7 @@ def intercepted(handler: Handler) -> Iterator[None]:
 
 
 def is_intercepted() -> bool:
-    """Whether `intercepted` is in effect."""
+    """Return whether `intercepted` is in effect."""
     from torch._inductor import compile_fx as inductor
 
     return inductor.compile_fx.__name__ == "replaced"
@@ -215,13 +215,13 @@ def _caller(frame: types.FrameType | None) -> torch.nn.Module | None:
 
 
 def is_wrapper_of_compile(code: types.CodeType) -> bool:
-    """Whether a code object is that of the wrapper which `torch.compile` returns."""
+    """Return whether a code object is that of the wrapper which `torch.compile` returns."""
     eval_frame = os.path.join("torch", "_dynamo", "eval_frame.py")
     return code.co_name in ("_fn", "compile_wrapper") and code.co_filename.endswith(eval_frame)
 
 
 def in_compiled_region(frame: types.FrameType | None) -> bool:
-    """Whether a frame runs inside what `torch.compile` wrapped, and not inside `torch.compiler.disable`.
+    """Return whether a frame runs inside what `torch.compile` wrapped, and not inside `torch.compiler.disable`.
 
     The wrappers of both close over `self`.
     """

@@ -95,7 +95,7 @@ class DispatchMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Whether Dynamo compiles under this mode as usual; it skips code otherwise."""
+        """Return whether Dynamo compiles under this mode as usual; it skips code otherwise."""
         return False
 
     @classmethod

@@ -74,7 +74,7 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: object, above: f
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether ops can read the values of a tensor: strided, on a device, not quantised, nested or a wrapper."""
+    """Return whether ops can read the values of a tensor: strided, on a device, not quantised, nested or a wrapper."""
     plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
     return plain and has_memory(tensor)
 

@@ -126,7 +126,7 @@ def _follow(
 
 
 def _is_namespace(value: object) -> bool:
-    """Whether this is the namespace of a Python module (`vars(torch)`, `globals()`), or `sys.modules`."""
+    """Return whether this is the namespace of a Python module (`vars(torch)`, `globals()`), or `sys.modules`."""
     return isinstance(value, dict) and (value is sys.modules or ("__name__" in value and "__spec__" in value))
 
 
@@ -185,7 +185,7 @@ def _in_modules(path: str, module: torch.nn.Module) -> Iterator[tuple[str, objec
 
 
 def _is_plain(value: object) -> bool:
-    """Whether restoring a module's own attributes restores the value as well."""
+    """Return whether restoring a module's own attributes restores the value as well."""
     return value is None or isinstance(value, (bool, int, float, str, torch.Tensor, *CALLABLES))
 
 
@@ -209,7 +209,7 @@ def _remove_owned(reached: Reached) -> None:
 
 
 def is_distributed(module: torch.nn.Module) -> bool:
-    """Whether a module is a distributed wrapper of PyTorch, whose state belongs to other processes as well."""
+    """Return whether a module is a distributed wrapper of PyTorch, whose state belongs to other processes as well."""
     return f"{type(module).__module__}.".startswith(DISTRIBUTED)
 
 
@@ -228,14 +228,14 @@ def plain_attributes(kind: type) -> dict[str, Any]:
 
 
 def is_random_generator(value: object) -> bool:
-    """Whether a value is a random generator of PyTorch, Python or numpy whose state can be read."""
+    """Return whether a value is a random generator of PyTorch, Python or numpy whose state can be read."""
     numpy = sys.modules.get("numpy")
     of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
     return isinstance(value, (torch.Generator, random.Random, *of_numpy)) and not isinstance(value, random.SystemRandom)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is a numpy array that may change and is small enough to copy."""
+    """Return whether a value is a numpy array that may change and is small enough to copy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and value.flags.writeable and value.nbytes <= _LARGE
 

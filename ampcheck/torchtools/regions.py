@@ -69,7 +69,7 @@ def abandoned_regions() -> Iterator[None]:
 
 
 def is_abandoned(region: torch.autocast) -> bool:
-    """Whether the block that entered the region is over, and the exit of the region changes nothing."""
+    """Return whether the block that entered the region is over, and the exit of the region changes nothing."""
     return isinstance(region, _Abandoned)
 
 

@@ -115,14 +115,14 @@ def _unexpanded(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch
 
 
 def _shows(tensor: torch.Tensor, data: torch.Tensor) -> bool:
-    """Whether a tensor has the memory of `data`; True for subclasses that cannot compare it."""
+    """Return whether a tensor has the memory of `data`; True for subclasses that cannot compare it."""
     with suppress(Exception):
         return tensor.is_set_to(data)
     return True
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype contain the same bits, NaN for NaN; False where unreadable."""
+    """Return whether two tensors of one shape and dtype contain the same bits, NaN for NaN; False where unreadable."""
     with suppress(Exception):
         return torch.equal(_bytes(first), _bytes(second))
     return False
@@ -313,7 +313,7 @@ def _foreign(tables: dict[str, _Table | None]) -> set[int]:
 
 
 def _is_foreign(hook: object) -> bool:
-    """Whether a hook belongs to ampcheck or to a distributed wrapper."""
+    """Return whether a hook belongs to ampcheck or to a distributed wrapper."""
     while isinstance(hook, partial):
         hook = hook.func
     return f"{getattr(hook, '__module__', '')}.".startswith(("ampcheck.", *DISTRIBUTED))

@@ -212,13 +212,14 @@ def overload(name: str) -> OpOverload:
 
 @lru_cache(maxsize=1 << 12)
 def is_users(path: str) -> bool:
-    """Whether a source file is Python's and belongs neither to PyTorch nor to ampcheck; the demo counts as a user's."""
+    """Return whether a source file is Python's and belongs neither to PyTorch nor to ampcheck; the demo counts as a
+    user's."""
     return path == _DEMO or not (path.startswith(_NOT_THE_USERS) or path.endswith(_CYTHON))
 
 
 @lru_cache(maxsize=1 << 12)
 def drives(path: str) -> bool:
-    """Whether a source file belongs to a library that runs a user's training."""
+    """Return whether a source file belongs to a library that runs a user's training."""
     _, installed, inside = path.rpartition(f"{os.sep}site-packages")
     return bool(installed) and inside.startswith(_DRIVERS)
 
@@ -284,7 +285,8 @@ def users_error(error: BaseException, name: str) -> UsageError:
 
 
 def _is_the_users(error: BaseException) -> bool:
-    """Whether the user's code raised it: ampcheck raises no `SystemExit`, and recurses as deep as its subject does."""
+    """Return whether the user's code raised it: ampcheck raises no `SystemExit`, and recurses as deep as its subject
+    does."""
     if isinstance(error, (RecursionError, MemoryError)) or not isinstance(error, Exception):
         return True
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -302,7 +304,7 @@ def users_line(frame: FrameType | None, *, inside: CodeType | None = None) -> Li
 
 
 def is_constant_here(frame: FrameType | None, number: float) -> bool:
-    """Whether the line of the user's code that runs has a number as a constant."""
+    """Return whether the line of the user's code that runs has a number as a constant."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame is not None and number in _constants_of(frame.f_code, frame.f_lineno)

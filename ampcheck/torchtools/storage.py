@@ -28,8 +28,8 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor can be read from its storage; a wrapper around other tensors has none of its own,
-    though its storage has a size, and reading it ends the process."""
+    """Return whether the values of a tensor can be read from its storage; a wrapper around other tensors has none of
+    its own, though its storage has a size, and reading it ends the process."""
     if type(tensor).__torch_dispatch__ is NO_DISPATCH:
         return True
     if isinstance(tensor, FakeTensor):
@@ -70,10 +70,10 @@ def placements(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether a tensor contains addends that are still to be summed over processes (`Partial`)."""
+    """Return whether a tensor contains addends that are still to be summed over processes (`Partial`)."""
     return any(part.is_partial() for part in placements(tensor))
 
 
 def is_transformed() -> bool:
-    """Whether a function transform (`torch.func.vmap`, `grad`, `jvp`) runs: values may not leave its tensors."""
+    """Return whether a function transform (`torch.func.vmap`, `grad`, `jvp`) runs: values may not leave its tensors."""
     return transforms() is not None

@@ -75,7 +75,8 @@ _COMPILER = tuple(os.path.join(_TORCH, name) for name in ("_inductor", "_functor
 
 
 def machine_error(error: BaseException) -> str:
-    """What this machine lacks, and what to do about it, where that is why the run raised; "" where the model is why."""
+    """Return what this machine lacks, and what to do about it, where that is why the run raised; "" where the model is
+    why."""
     if isinstance(error, MissingNameError):
         return str(error)
     cause = _innermost(error)
@@ -114,7 +115,8 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _of_compiler(error: BaseException) -> bool:
-    """Whether the innermost exception was raised in the compiler's code, and not in the model's that it ran or traced.
+    """Return whether the innermost exception was raised in the compiler's code, and not in the model's that it ran or
+    traced.
 
     One without a traceback, as of another process, counts by the type of what wraps it.
     """
@@ -135,7 +137,7 @@ def _is_compilers_type(error: BaseException) -> bool:
 
 
 def _is_helper(name: str) -> bool:
-    """Whether a file is of the standard library, or of the package with which the compiler locks its files."""
+    """Return whether a file is of the standard library, or of the package with which the compiler locks its files."""
     installed = f"{os.sep}site-packages{os.sep}"
     if installed in name:
         return f"{installed}filelock{os.sep}" in name
@@ -143,7 +145,8 @@ def _is_helper(name: str) -> bool:
 
 
 def _is_compilers(filename: object) -> bool:
-    """Whether a file is in a cache or in the folder for temporary files, or unknown (errors of reading and writing)."""
+    """Return whether a file is in a cache or in the folder for temporary files, or unknown (errors of reading and
+    writing)."""
     if filename is None:
         return True
     if not isinstance(filename, (str, bytes)):

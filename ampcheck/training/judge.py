@@ -103,7 +103,7 @@ class Stage:
     repeats: bool = False
 
     def judges(self, wanted: frozenset[str]) -> bool:
-        """Whether it is to run."""
+        """Return whether it is to run."""
         return not wanted.isdisjoint(map(str, self.checks) if self.checks else _added_checks())
 
 
@@ -177,7 +177,7 @@ def _added_checks() -> tuple[str, ...]:
 
 
 def _added(context: Context) -> Run:
-    """What checks of other packages say of the gradients, the updates and the calls."""
+    """Return what checks of other packages say of the gradients, the updates and the calls."""
     seen, limits = context.seen, context.limits
     gradients = None if seen.gradients is None else of_gradients.judged_step(seen.gradients, limits)
     records = [record for record in (gradients, seen.updates, _calls(context)) if record is not None]
@@ -242,7 +242,7 @@ def _resuming(context: Context) -> Run:
 
 
 def _replicas(context: Context) -> Run:
-    """What ranks hold alike stays alike."""
+    """Check that what ranks hold alike stays alike."""
     seen = context.seen
     context.drift, coverage = compare_ranks(seen.replicas)
     return _run(judge_replicas(seen.subject, context.drift, seen.events), coverage=coverage)

@@ -161,7 +161,7 @@ class Lineage(OpSubscriber):
         self.unfollowed[f"{call.traits.title} is not followed through sums: {brief(error)}"] += 1
 
     def _plan(self, call: OpEvent, recorded: bool) -> tuple[list[_Note], list[Form]]:
-        """What to note of the tensors that an op writes, and the forms of those that it will return.
+        """Return what to note of the tensors that an op writes, and the forms of those that it will return.
 
         Forms follow from what the arguments hold before it; the last one is that of all further results.
         """

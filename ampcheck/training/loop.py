@@ -103,12 +103,12 @@ class TrainingLoop:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no module, optimizer or tensor that the step could change."""
+        """True if there is no module, optimizer or tensor that the step could change."""
         return not (self.reached.modules or self.reached.optimizers or self.reached.tensors)
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 shards a module."""
+        """True if FSDP2 shards a module."""
         kinds = (kind.__name__ for _, module in self.modules() for kind in type(module).__mro__)
         return "FSDPModule" in kinds
 
@@ -202,7 +202,7 @@ class TrainingLoop:
                 yield from [(Role.STATE, name, tensor) for name, tensor in _contained(value, prefix)]
 
     def _contents(self, reached: Reached, stepped: set[int]) -> Iterator[_Owned]:
-        """What modules and scalers hold."""
+        """Yield what modules and scalers hold."""
         for path, module in reached.modules.items():
             own = [id(parameter) for parameter in module.parameters()]
             trained = not own or not stepped or not stepped.isdisjoint(own)

@@ -141,18 +141,18 @@ class Observed:
 
     @property
     def all_skipped(self) -> bool:
-        """Whether scalers skipped every optimizer step."""
+        """True if scalers skipped every optimizer step."""
         return all_skipped(self.events)
 
     @property
     def learned(self) -> bool:
-        """Whether a backward pass ran, or `torch.autograd.grad` computed gradients of parameters."""
+        """True if a backward pass ran, or `torch.autograd.grad` computed gradients of parameters."""
         compared = self.gradients is not None and bool(self.gradients.gradients)
         return compared or any(event.act is Act.BACKWARD for event in self.events)
 
     @property
     def functional(self) -> bool:
-        """Whether all gradients came from `torch.func`, or from `torch.autograd.grad` of other tensors."""
+        """True if all gradients came from `torch.func`, or from `torch.autograd.grad` of other tensors."""
         return not self.learned and any(event.act is Act.GRAD for event in self.events)
 
 
@@ -179,7 +179,7 @@ class Observation:
             self.following.ended(self.recorder.step, taken)
 
     def result(self) -> Observed:
-        """What the loop did in the steps that came to their end."""
+        """Return what the loop did in the steps that came to their end."""
         loop, losses, stopped = self.loop, self.losses, self.stopped
         events, scalers = tuple(self.recorder.events), loop.scalers
         residency = measure_state_dtypes(loop, after_step=bool(losses), before=self._before)

@@ -255,7 +255,7 @@ def _short(value: object) -> str:
 
 
 def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
-    """What differed right after loading, and in the end; empty where nothing did."""
+    """Return what differed right after loading, and in the end; empty where nothing did."""
     groups = {
         "after loading": stats.forgotten,
         "in the end": stats.differences,

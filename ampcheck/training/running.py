@@ -145,7 +145,7 @@ class TrainingWatch:
 
     @property
     def begun(self) -> bool:
-        """Whether code with an optimizer ran a backward pass, entered 16-bit autocast or used a scaler."""
+        """True if code with an optimizer ran a backward pass, entered 16-bit autocast or used a scaler."""
         recorder = self.recorder
         return bool(self.loop.optimizers and (recorder.events or recorder.low or recorder.scaled))
 
@@ -230,7 +230,7 @@ class TrainingWatch:
             self._begin(frame, len(self.recorder.events), looked=looked)
 
     def _is_over(self) -> bool:
-        """Whether all optimizers that take turns have been stepped, up to the last of them."""
+        """Return whether all optimizers that take turns have been stepped, up to the last of them."""
         events = (event for event in self.recorder.events[self._since :] if event.act in OF_STEPS)
         names = list(dict.fromkeys(event.optimizers[0] if event.optimizers else event.who for event in events))
         if not self._is_open or not names:
@@ -279,7 +279,7 @@ class TrainingWatch:
 
 
 def _lives_on(value: object) -> bool:
-    """Whether a variable may be a part of a loop; results of a graph are not kept alive."""
+    """Return whether a variable may be a part of a loop; results of a graph are not kept alive."""
     if isinstance(value, torch.Tensor):
         return value.grad_fn is None
     return not isinstance(value, (ModuleType, str, bytes, bool, int, float, complex, type(None)))

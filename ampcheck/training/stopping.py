@@ -22,7 +22,7 @@ class Stopper:
 
     @property
     def ignored(self) -> bool:
-        """Whether the code catches every exception, as a bare `except:` in its loop does."""
+        """True if the code catches every exception, as a bare `except:` in its loop does."""
         return self.raised >= _CAUGHT
 
     def stop(self) -> None:

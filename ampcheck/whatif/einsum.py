@@ -33,7 +33,7 @@ class Projection:
 
     @property
     def is_linear(self) -> bool:
-        """Whether no dimension is a batch of weights, is summed over alone, or occurs twice."""
+        """True if no dimension is a batch of weights, is summed over alone, or occurs twice."""
         terms = (self.input, self.weight, self.result)
         plain = all(term.isalpha() and len(set(term)) == len(term) for term in terms)
         return plain and bool(self.inner and self.new) and sorted(self.result) == sorted(self.kept + self.new)
@@ -58,7 +58,8 @@ def _ordered(tensor: torch.Tensor, letters: str, wanted: str) -> torch.Tensor:
 
 
 def projection(equation: object, input: torch.Tensor, weight: torch.Tensor, *, swapped: bool) -> Projection | None:
-    """What an einsum with an explicit result does, where it is a linear layer. swapped: the weight is written first."""
+    """Return what an einsum with an explicit result does, where it is a linear layer. swapped: the weight is written
+    first."""
     if not isinstance(equation, str) or equation.count(",") != 1 or equation.count("->") != 1:
         return None
     operands, _, result = equation.replace(" ", "").partition("->")

@@ -113,5 +113,6 @@ class Front:
 
 
 def is_best(bits: float, error: float, others: Collection[tuple[float, float]]) -> bool:
-    """Whether an error is finite, and none of the others has no more bits and no more error, one of them less."""
+    """Return whether an error is finite, and none of the others has no more bits and no more error, one of them
+    less."""
     return math.isfinite(error) and not any(b <= bits and e <= error and (b, e) != (bits, error) for b, e in others)

@@ -296,11 +296,12 @@ class LinearMode(TorchFunctionMode):
         return copy
 
     def _is_weight(self, value: torch.Tensor) -> bool:
-        """Whether a tensor is a parameter of the model, a view of one, or a copy of these in some dtype."""
+        """Return whether a tensor is a parameter of the model, a view of one, or a copy of these in some dtype."""
         return self._module is not None and self._weights.get(value) is not None
 
     def _place(self, weight: torch.Tensor) -> object:
-        """What tells matrices apart. Those that each call computes anew, such as a weight with a norm, are one."""
+        """Return what tells matrices apart. Those that each call computes anew, such as a weight with a norm, are
+        one."""
         known = self._weights.get(weight)
         return weight.shape if known is None else (known, weight.storage_offset(), weight.numel())
 

@@ -62,7 +62,7 @@ def _recipes_table(what: WhatIf) -> Table:
 
 
 def _of(what: WhatIf) -> str:
-    """What the errors are of: `gradients`, or `outputs` of a model that gives none."""
+    """Return what the errors are of: `gradients`, or `outputs` of a model that gives none."""
     return what.losses[0].of if what.losses else "gradients"
 
 
@@ -98,7 +98,7 @@ def _front_table(what: WhatIf) -> Table:
 
 
 def _layers(what: WhatIf, point: Point) -> str:
-    """How many layers are in each format: `3 in 16 bits, 12 in nvfp4`."""
+    """Return how many layers are in each format: `3 in 16 bits, 12 in nvfp4`."""
     counts = Counter(point.choice.get(module, "16 bits") for module in _weights(what))
     return ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
 

@@ -38,7 +38,7 @@ def whatif(
     name: str = "",
     progress: Progress | None = None,
 ) -> Run:
-    """What a model, or training, would lose in recipes of narrow formats, forward and backward, in its own run.
+    """Return what a model, or training, would lose in recipes of narrow formats, forward and backward, in its own run.
 
     subject: `(module, args)`, a `Subject` of a model or of training, or a target such as
     `transformers:LlamaForCausalLM`. recipes: names out of `ampcheck.whatif.RECIPES`, or a `Recipe`.
@@ -138,7 +138,7 @@ class _Trial:
         return Products(dict.fromkeys(self.modules, recipe))
 
     def losses(self, *, alone: bool) -> tuple[FormatLoss, ...]:
-        """What is lost by recipe. alone: measure each layer's effect on the whole model, too."""
+        """Return what is lost by recipe. alone: measure each layer's effect on the whole model, too."""
         effects = self._effects() if alone else {}
         return tuple(self._loss(recipe, effects) for recipe in self.recipes)
 

@@ -112,11 +112,11 @@ class _Trial:
             raise UsageError(f"{self._subject.name} raised {brief(as_result(error))}") from error
 
     def own(self) -> TrainingLoss:
-        """What the subject's own precision loses."""
+        """Return what the subject's own precision loses."""
         return self._loss_of("own precision", self.reference)
 
     def loss(self, recipe: Recipe, kept: tuple[str, ...]) -> TrainingLoss:
-        """What a recipe loses in all layers but those that are kept."""
+        """Return what a recipe loses in all layers but those that are kept."""
         random = any(operand.stochastic or operand.hadamard for p in PRODUCTS for operand in recipe[p] or ())
         losses = [self._draw(recipe, kept, seed) for seed in range(DRAWS if random else 1)]
         drifts = [loss.drift for loss in losses]

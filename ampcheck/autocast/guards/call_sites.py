@@ -115,7 +115,7 @@ def engine_path(frame: FrameType | None) -> EnginePath:
 
 
 def in_optimizer(frame: FrameType | None) -> bool:
-    """Whether an optimizer's step leads to `frame`."""
+    """Return whether an optimizer's step leads to `frame`."""
     return any(outer.f_code.co_filename.startswith(_OPTIMIZER) for outer in frames(frame))
 
 

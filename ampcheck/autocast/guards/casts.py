@@ -161,7 +161,7 @@ def _cut(cached: _CachedCast, weight: torch.Tensor) -> CutCast:
 
 
 def _same(weight: torch.Tensor, cast: torch.Tensor) -> bool:
-    """Whether the cast equals what the weight would be cast to now, NaN for NaN; False for fake tensors."""
+    """Return whether the cast equals what the weight would be cast to now, NaN for NaN; False for fake tensors."""
     try:
         with torch.no_grad():
             now, cached = weight.detach().to(cast.dtype), cast.detach()

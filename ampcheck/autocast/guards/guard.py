@@ -79,7 +79,7 @@ class AutocastObservation:
             restore_state(self._before)
 
     def stats(self, subject: str) -> GuardStats:
-        """What was recorded, with the rules of the devices that ran ops."""
+        """Return what was recorded, with the rules of the devices that ran ops."""
         recorder = self._recorder
         calls = recorder.calls.copy()
         causes = _chain(self._error)

@@ -84,7 +84,8 @@ def regions(recorder: Recorder) -> AbstractContextManager[None]:
 
 
 def _is_idle(region: Any, frame: FrameType) -> bool:
-    """Whether PyTorch switched a region off since its device is not there; of one made before, its source says it."""
+    """Return whether PyTorch switched a region off since its device is not there; of one made before, its source says
+    it."""
     if hasattr(region, "_ampcheck_idle"):
         return bool(region._ampcheck_idle)
     return region.device == "cuda" and not (region._enabled or is_present("cuda")) and switches_on(frame)

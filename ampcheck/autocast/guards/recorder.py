@@ -281,7 +281,7 @@ def _forward_code(node: object) -> CodeType | None:
 
 
 def _runs(running: _Running, dtype: torch.dtype) -> bool:
-    """Whether the op runs on copies of its inputs that all have one dtype."""
+    """Return whether the op runs on copies of its inputs that all have one dtype."""
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         floating = tensor.is_floating_point() and tensor.dtype is not torch.float64

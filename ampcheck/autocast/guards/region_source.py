@@ -15,7 +15,7 @@ from ampcheck.torchtools.source import is_users
 
 
 def switches_on(frame: FrameType | None) -> bool:
-    """Whether the source of a region for CUDA that `frame` enters switches it on.
+    """Return whether the source of a region for CUDA that `frame` enters switches it on.
 
     The source is the decorator of a function; for any other region all that the file that enters it makes, since which
     of them this is is not known. Where `enabled` is passed, and is not True, the region may be meant to be off.
@@ -63,7 +63,7 @@ def _device(call: ast.Call) -> object:
 
 
 def _is_on(call: ast.Call) -> bool:
-    """Whether `enabled` is left out or True. It is the third argument, and the first one in `torch.cuda.amp`."""
+    """Return whether `enabled` is left out or True. It is the third argument, and the first one in `torch.cuda.amp`."""
     passed = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     if None in passed or len(call.args) > 2 or (call.args and _device(call) is None):
         return False

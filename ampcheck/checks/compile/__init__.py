@@ -104,7 +104,7 @@ def lowered(stats: AccuracyStats, check: Check, kinds: Collection[str]) -> list[
 def _compared(
     stats: AccuracyStats, check: Check, kinds: tuple[str, ...], judged: Sequence[ResultError], limits: Limits
 ) -> Finding:
-    """What the comparison with exact results and with eager mode found in results of these kinds."""
+    """Return what the comparison with exact results and with eager mode found in results of these kinds."""
     if not judged:
         return check.skip(stats.name, f"not comparable: {listed(map(str, stats.of(kinds)))}: {NOISE}")
     if failures := [e for e in judged if e.fails(limits.precision)]:

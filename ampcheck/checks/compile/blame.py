@@ -85,7 +85,7 @@ def _modules(stats: BlameStats) -> str:
 
 
 def _compiled_too(stats: BlameStats) -> str:
-    """What becomes of the compiled model with these modules in float32."""
+    """Return what becomes of the compiled model with these modules in float32."""
     result = stats.compiled_too
     if result is None:
         return ""

@@ -87,7 +87,7 @@ def _finer_than_eager(stats: AccuracyStats) -> list[Finding]:
 
 
 def _of_graphs(stats: GraphStats) -> list[Finding]:
-    """What eager mode keeps finite stays finite in compiled code."""
+    """Check that what eager mode keeps finite stays finite in compiled code."""
     if not stats.lost:
         return []
     message = "compiled code must not make infinities or NaN where eager mode makes none; not finite when compiled: "

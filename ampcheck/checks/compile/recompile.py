@@ -89,7 +89,7 @@ def check(stats: GraphStats, limits: GraphLimits) -> list[Finding]:
 
 
 def counts(recompile: Recompile, stats: GraphStats) -> bool:
-    """Whether a recompilation counts: after the warm-up, of a value that had varied, or without any warm-up."""
+    """Return whether a recompilation counts: after the warm-up, of a value that had varied, or without any warm-up."""
     first_size = recompile.kind == "shape" and not recompile.repeated
     return recompile.late or recompile.repeated or not (stats.warm or first_size)
 

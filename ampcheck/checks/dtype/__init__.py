@@ -83,18 +83,18 @@ def noun_of(role: str) -> str:
 
 
 def list_of(bad: list[StateTensor], whole: int, noun: str, what: str = "") -> str:
-    """How many are so, with the first names."""
+    """Return how many are so, with the first names."""
     names = listed((f"{tensor.name} ({tensor.dtype})" for tensor in bad), LISTED)
     verb = what or f"{'is' if len(bad) == 1 else 'are'} {' or '.join(dict.fromkeys(tensor.dtype for tensor in bad))}"
     return f"{len(bad)} of {whole} {noun} {verb}: {names}"
 
 
 def count_of(tensors: Sequence[StateTensor]) -> str:
-    """How many there are of each dtype."""
+    """Return how many there are of each dtype."""
     return ", ".join(f"{number} {dtype}" for dtype, number in Counter(tensor.dtype for tensor in tensors).items())
 
 
 def evidence_of(bad: Sequence[StateTensor], hint: str, kind: str = "") -> Evidence:
-    """What a finding about tensors shows."""
+    """Return what a finding about tensors shows."""
     where = Where("update", module=bad[0].name)
     return Evidence(where=where, observed=len(bad), limit=0.0, unit="tensors", hint=hint, kind=kind)

@@ -61,7 +61,7 @@ def nonfinite(subject: str, losses: Sequence[float], exact: Mapping[int, float],
 
 
 def _started(stats: StateDtypeStats) -> Finding:
-    """What backward passes start from."""
+    """Return what backward passes start from."""
     dtypes, computed = stats.losses, stats.computed
     seen = tuple(dict.fromkeys(dtypes))
     if not seen:

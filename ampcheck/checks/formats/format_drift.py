@@ -73,7 +73,7 @@ def _judged(what: TrainingWhatIf, loss: TrainingLoss) -> Finding:
 
 
 def _worst(loss: TrainingLoss) -> str:
-    """What saturated or became zero most."""
+    """Return what saturated or became zero most."""
     parts = [(loss.saturated, "saturates"), (loss.flushed, "becomes zero")]
     (module, product, share), what = max(parts, key=lambda part: part[0][2])
     if share < 0.01:

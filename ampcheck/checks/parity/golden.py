@@ -27,7 +27,7 @@ _UPDATE = "pytest --ampcheck-update writes it: look at the difference and commit
 
 
 def check(golden: GoldenComparison, limits: Limits) -> Iterator[Finding]:
-    """Whether a run has the exact values that were recorded, and honest roundings."""
+    """Return whether a run has the exact values that were recorded, and honest roundings."""
     name = golden.name
     if golden.failures:
         first = golden.failures[0]
@@ -46,7 +46,7 @@ def check(golden: GoldenComparison, limits: Limits) -> Iterator[Finding]:
 
 
 def _values(golden: GoldenComparison) -> Finding:
-    """What the exact values say."""
+    """Return what the exact values say."""
     if golden.changed:
         argument, how = next(iter(golden.changed.items()))
         message = f"the arguments must be those that the golden was recorded with; {argument}: {how}"

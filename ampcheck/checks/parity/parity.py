@@ -49,7 +49,8 @@ _UNPLACED = "compare what each side returns; two sides that run in one compariso
 
 
 def check(parity: Parity, limits: Limits) -> Iterator[Finding]:
-    """Whether the two agree; where not, the ops at which they part, or the op at which a side leaves its bound."""
+    """Return whether the two agree; where not, the ops at which they part, or the op at which a side leaves its
+    bound."""
     notes = "".join(f"; {note}" for note in parity.notes)
     if parity.outcome == AGREE:
         yield CHECK.passed(parity.subject, parity.message + notes, parity.compared, observed=parity.roundings)

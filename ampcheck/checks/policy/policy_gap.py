@@ -105,7 +105,7 @@ def _of_rules(record: OtherPolicy) -> Iterator[Finding]:
 
 
 def _computes_low(call: OpCall, calls: PolicyCalls) -> bool:
-    """Whether this call computes in autocast's dtype, by itself and not through ops that it is made of."""
+    """Return whether this call computes in autocast's dtype, by itself and not through ops that it is made of."""
     made_of_others = not call.rule and call.op in calls.composite
     # An op without a rule that takes mixed dtypes promotes them by itself.
     return not made_of_others and "dtype=float32" not in call.passed and floats(call.passed) == {calls.dtype}
@@ -122,7 +122,7 @@ def _is_wider_on_cpu(call: OpCall, cpu: PolicyCalls, device: PolicyCalls) -> boo
 
 
 def _is_low(call: OpCall, calls: PolicyCalls) -> bool:
-    """Whether a call computes in autocast's dtype, by itself or through an op that it is made of."""
+    """Return whether a call computes in autocast's dtype, by itself or through an op that it is made of."""
     if call.rule or call.op not in calls.composite:
         return _computes_low(call, calls)
     site = (call.module, call.file, call.line)
@@ -131,6 +131,6 @@ def _is_low(call: OpCall, calls: PolicyCalls) -> bool:
 
 
 def _is_cause(call: OpCall, cpu: PolicyCalls) -> bool:
-    """Whether the CPU passed the op the same and computed it wider; else another op passed it wider tensors."""
+    """Return whether the CPU passed the op the same and computed it wider; else another op passed it wider tensors."""
     same = [other for other in cpu.calls if (other.op, other.module) == (call.op, call.module)]
     return not same or any(floats(other.inputs) == floats(call.inputs) for other in same)

@@ -57,7 +57,7 @@ def reach_text(stats: NumericsStats, fault: Fault) -> str:
 
 
 def is_cast(where: Where) -> bool:
-    """Whether an op does nothing but convert values."""
+    """Return whether an op does nothing but convert values."""
     return where.op.removesuffix(".default") in _CASTS
 
 
@@ -117,7 +117,7 @@ def no_gradients(stats: NumericsStats, check: Check) -> Finding | None:
 
 
 def is_scaled(stats: NumericsStats, where: Where) -> bool:
-    """Whether the size of values follows from the loss scale."""
+    """Return whether the size of values follows from the loss scale."""
     return where.phase == "backward" and stats.scale != 1
 
 
@@ -195,7 +195,7 @@ def within_text(worst: ResultError) -> str:
 
 
 def returned_text(stats: FiniteStats, first: int) -> str:
-    """What the steps returned from step `first` on, none of it finite."""
+    """Return what the steps returned from step `first` on, none of it finite."""
     return (
         f"what a step returns must be finite; from step {first} on each of {stats.trailing} steps returned "
         f"{stats.losses[-1]}{first_op(stats.place)}"

@@ -17,7 +17,7 @@ from ampcheck.records.telemetry import SiteStats, TelemetryStats
 def inside(
     check: Check, judge: Callable[[TelemetryStats, Limits], list[Finding]], stats: AccuracyStats, limits: Limits
 ) -> list[Finding]:
-    """What the values inside the graphs of an audit say; damage is what the comparison with float64 found."""
+    """Return what the values inside the graphs of an audit say; damage is what the comparison with float64 found."""
     if not stats.beside:
         return []
     if stats.exceptions.compiled or not stats.graphs:
@@ -35,12 +35,12 @@ def in_phase(stats: TelemetryStats, phase: str) -> list[SiteStats]:
 
 
 def is_emptied(site: SiteStats) -> bool:
-    """Whether a cast made the whole of it zero in each call."""
+    """Return whether a cast made the whole of it zero in each call."""
     return 0 < site.emptied == site.calls
 
 
 def bad_elements(site: SiteStats) -> str:
-    """How many elements are inf or NaN, or became so."""
+    """Return how many elements are inf or NaN, or became so."""
     counts = ((site.overflowed, f"beyond {site.format}"), (site.infs, "inf"), (site.nans, "NaN"))
     return ", ".join(counted(count, f"elements {what}") for count, what in counts if count) + f" among {site.numel:,}"
 
@@ -63,7 +63,7 @@ def finding(
     limit: float = 0.0,
     unit: str = "elements",
 ) -> Finding:
-    """What is said of one value, `unit="calls"` of the first call in which it was so."""
+    """Return what is said of one value, `unit="calls"` of the first call in which it was so."""
     where = replace(site.where, step=site.first) if unit == "calls" and site.first >= 0 else site.where
     evidence = Evidence(where=where, observed=observed, limit=limit, unit=unit, hint=hint)
     evidence["names"] = [site.weight] if site.weight else []
@@ -71,7 +71,7 @@ def finding(
 
 
 def vanished_hint(site: SiteStats) -> str:
-    """What helps a value that becomes zero or too small."""
+    """Return what helps a value that becomes zero or too small."""
     if site.where.phase == "backward":
         return f"scale the loss (torch.amp.GradScaler), or keep this op in {wider(site.format)}"
     return f"scale the values up before this op, or keep it in {wider(site.format)}"

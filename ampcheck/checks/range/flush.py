@@ -92,5 +92,5 @@ _JUDGES: Judges = {NumericsStats: _of_run, TelemetryStats: _inside_graphs, Accur
 
 
 def check(stats: NumericsStats | TelemetryStats | AccuracyStats, limits: Limits) -> list[Finding]:
-    """What 16 bits hold is not lost to zero."""
+    """Check that what 16 bits hold is not lost to zero."""
     return _JUDGES[type(stats)](stats, limits)

@@ -118,7 +118,7 @@ def _compiled(stats: AccuracyStats, limits: Limits) -> list[Finding]:
 
 
 def _of_search(stats: PropertyStats, limits: Limits) -> list[Finding]:
-    """How far the largest value that was found lies below the end of the format."""
+    """Return how far the largest value that was found lies below the end of the format."""
     peak, factor = stats.peak, limits.headroom
     if any(breaking.problem.kind in (NONFINITE, RANGE) for breaking in stats.breakings):
         return []

@@ -41,7 +41,7 @@ _REPORT = "this is a limit of ampcheck, please report it; judge the model withou
 
 
 def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
-    """What runs in float32, or under autocast to another dtype, runs in low precision too."""
+    """Check that what runs in float32, or under autocast to another dtype, runs in low precision too."""
     if stats.raised is None:
         text = f"forward {'ran' if stats.no_backward else 'and backward ran'} to the end"
         return [passed(stats, CHECK, text, stats.coverage.total)]
@@ -71,5 +71,5 @@ _JUDGES: Judges = {NumericsStats: _of_run, PropertyStats: _of_search}
 
 
 def check(stats: NumericsStats | PropertyStats, limits: Limits) -> list[Finding]:
-    """What runs in float32 runs in low precision too."""
+    """Check that what runs in float32 runs in low precision too."""
     return _JUDGES[type(stats)](stats, limits)

@@ -122,7 +122,7 @@ def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _counts(fault: Fault, limits: Limits) -> bool:
-    """Whether a fault has consequences, and exceeds the limit that the user accepts."""
+    """Return whether a fault has consequences, and exceeds the limit that the user accepts."""
     if fault.kind == faults.DECISION:
         return True  # indices and masks carry no companions: a wrong decision left the values that it was taken upon
     seen = fault.examination

@@ -7,7 +7,7 @@ from ampcheck.records.reductions import ReplicaStats
 
 
 def parted(stats: ReplicaStats) -> Evidence:
-    """What a finding on ranks that part has besides its message."""
+    """Return what a finding on ranks that part has besides its message."""
     drift = stats.drift
     unit, count = "parameters" if drift.names else "calls", len(drift.names) or 1
     return Evidence(where=stats.where, observed=count, limit=0, unit=unit, hint=drift.hint)

@@ -38,8 +38,8 @@ def never_cleared(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
 
 
 def limits_follow(clips: Sequence[tuple[Event, float]]) -> bool:
-    """Whether the limits of a call that clips scaled gradients follow the scale: each clip comes with that of its
-    gradients.
+    """Return whether the limits of a call that clips scaled gradients follow the scale: each clip comes with that of
+    its gradients.
 
     Where the scale changes, a right limit changes by the same factor. Where it never does, the loop must have read it,
     and the limit must be nearer to it than to 1, in orders of magnitude: limits of true gradients are about 1.

@@ -60,7 +60,8 @@ def finite_scales_text(stats: LossScaleStats, window: ScaleWindow) -> str:
 
 
 def skips_text(stats: LossScaleStats) -> str:
-    """How many steps were skipped, whose gradients were not finite, and in which op that began; empty without one."""
+    """Return how many steps were skipped, whose gradients were not finite, and in which op that began; empty without
+    one."""
     skipped = [step for step, _, skip in stats.trajectory if skip]
     if not skipped:
         return ""

@@ -41,7 +41,7 @@ _LISTED = 5
 
 
 def check(stats: GradientStats, limits: Limits) -> list[Finding]:
-    """What is nonzero in float64 stays nonzero, in every parameter.
+    """Check that what is nonzero in float64 stays nonzero, in every parameter.
 
     Fails for a parameter that loses more than `limits.underflow` of its elements, and where the gradients of all
     parameters together are off by more than that of their norm and a larger loss scale cures it. Warns of gradients

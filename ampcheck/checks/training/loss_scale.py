@@ -312,7 +312,7 @@ def _evidence(window: ScaleWindow) -> str:
 
 
 def _collapse(stats: LossScaleStats) -> list[Finding]:
-    """Whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
+    """Return whether the last steps were all skipped though gradients should be finite, or the scale fell below 1."""
     if not stats.enabled or not stats.trajectory:
         return []
     window = stats.measured_window

@@ -55,7 +55,7 @@ def check(record: SavedStates | ResumeStats, limits: Limits) -> list[Finding]:
 
 
 def _of_run(stats: ResumeStats) -> list[Finding]:
-    """Whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
+    """Return whether the interrupted run ended as the uninterrupted one did, and if not, what the checkpoint lacks."""
     subject, steps = stats.subject, stats.steps
     if stats.skipped == NOT_DECLARED:
         return [CHECK.skip(subject, stats.skipped)]
@@ -156,7 +156,8 @@ def _path(who: str) -> str:
 
 
 def _was_loaded(events: Sequence[Event], who: str, last: int, first: int) -> bool:
-    """Whether a state was loaded into a scaler before its first use, or under its path since the other's last use."""
+    """Return whether a state was loaded into a scaler before its first use, or under its path since the other's last
+    use."""
     loads = [(number, event.who) for number, event in enumerate(events[:first]) if event.act is Act.LOAD]
     return any(name == who or (number > last and _path(name) == _path(who)) for number, name in loads)
 

@@ -204,7 +204,7 @@ class _Order:
         self._clips: dict[tuple[str, str, int | None], list[tuple[Event, float]]] = defaultdict(list)
 
     def limits_follow(self) -> bool:
-        """Whether all clips of scaled gradients did no harm."""
+        """Return whether all clips of scaled gradients did no harm."""
         return all(map(limits_follow, self._clips.values()))
 
     def breaches(self) -> Iterator[_Breach]:
@@ -341,7 +341,7 @@ class _Order:
 
 
 def _refused(stopped: StepError) -> Iterator[_Breach]:
-    """What GradScaler itself refused with an exception."""
+    """Yield what GradScaler itself refused with an exception."""
     for words, rule in _RAISED.items():
         if stopped.kind == "raised" and words in stopped.message:
             event = Event(Act.SCALER_STEP, stopped.step, file=stopped.file, line=stopped.line)

@@ -69,7 +69,7 @@ _PLURAL = {"other": "tensors of the step", "scaler": "state of the scaler", "cop
 
 
 def check(stats: StagnationStats, limits: Limits) -> list[Finding]:
-    """What the loop adds to its tensors arrives there.
+    """Check that what the loop adds to its tensors arrives there.
 
     Fails, per role, for tensors that lose the share `limits.stagnation` of their updates or of a decay, for those that
     add up increments and will stop, and for constants (an eps) that are zero in their format. Warns where more than

@@ -329,7 +329,8 @@ def not_repeatable(eager: EagerRun, compiled: CompiledRun) -> str:
 
 
 def _trials(eager: EagerRun, stats: AccuracyStats) -> tuple[Trial, ...]:
-    """What passes in place of a failure: the setting for the backward pass alone, else the stages of the compiler."""
+    """Return what passes in place of a failure: the setting for the backward pass alone, else the stages of the
+    compiler."""
     trials = []
     in_backward = eager.plan.autocast is not None and (stats.failures(("gradient", "update")) or stats.lowered)
     if in_backward and has_setting(BACKWARD_AUTOCAST):

@@ -20,7 +20,7 @@ norm: one step of bfloat16, the least that 16-bit weights can keep."""
 
 
 def plans(subject: Subject, plan: RunPlan, narrow: torch.dtype) -> list[RunPlan]:
-    """How the subject is run: as the user runs it, and once more with gradients where nothing asks for any.
+    """Return how the subject is run: as the user runs it, and once more with gradients where nothing asks for any.
 
     plan: device, autocast, steps, optimizer and grad mode of the runs. narrow: the narrowest format they compute in.
     """

@@ -118,7 +118,8 @@ class CallProfiler:
         self._resumed.clear()
 
     def times(self, file: str, line: int | None) -> int:
-        """How often code resumed after a break at this line, in the call that did so most; `file` is a short path."""
+        """Return how often code resumed after a break at this line, in the call that did so most; `file` is a short
+        path."""
         return self._most[file, line or 0]
 
     def __call__(self, record: TraceRecord) -> None:

@@ -95,7 +95,7 @@ def closest(guards: Sequence[Guard], known: Collection[tuple[str, ...]]) -> tupl
 
 
 def hint(kind: str) -> str:
-    """How recompilations of this kind are avoided."""
+    """Return how recompilations of this kind are avoided."""
     return HINTS.get(kind) or next((HINTS[part] for part in kind.split(" and ") if part in HINTS), "")
 
 

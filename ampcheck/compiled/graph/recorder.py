@@ -192,7 +192,8 @@ def _fallbacks(
 
 
 def _is_empty(run: EagerRun, calls: bool, log: CompileLog) -> bool:
-    """Whether Dynamo compiled a function and there was no tensor operation in it. calls: it runs other modules."""
+    """Return whether Dynamo compiled a function and there was no tensor operation in it. calls: it runs other
+    modules."""
     if run.is_torchs and run.caller is None and not calls:
         return any(map(is_wrapper, log.empty))
     return run.code in log.empty
@@ -228,7 +229,7 @@ def _cause(run: EagerRun, log: CompileLog, fresh: bool) -> Failure:
 
 
 def _is_of(code: Code | None, run: Code) -> bool:
-    """Whether a compiled frame is the function, or a part of it after a graph break."""
+    """Return whether a compiled frame is the function, or a part of it after a graph break."""
     if code is None or code[0] != run[0]:
         return False
     return code == run or code[1].startswith(f"torch_dynamo_resume_in_{run[1]}_at_")

@@ -137,7 +137,7 @@ class Runner:
         reset()
 
     def count_modes(self) -> dict[str, int]:
-        """How many graphs a module has after each mode in which the same call may run, one after the other."""
+        """Return how many graphs a module has after each mode in which the same call may run, one after the other."""
         prepared = prepare(self.subject, device=self.device)
         reset()
         compiled = [torch.compile(block, backend="eager") for block in prepared.blocks]
@@ -171,7 +171,7 @@ class Runner:
             yield
 
     def _guarded(self, blocks: Blocks, call: Call) -> Execution:
-        """What happens in a call and its backward; global state that it changes is restored."""
+        """Return what happens in a call and its backward; global state that it changes is restored."""
         fresh = fresh_call(call, None if is_compiled_already(self.subject) else self.device)
         leaves = [p for root in modules_of(tuple(blocks)) for p in root.parameters() if p.requires_grad]
         leaves += [t for _, t in tensors((fresh.args, dict(fresh.kwargs))) if t.requires_grad and t.is_leaf]

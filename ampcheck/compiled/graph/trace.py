@@ -213,7 +213,7 @@ def read_break(text: str) -> GraphBreak | None:
 
 
 def is_wrapper(code: Code) -> bool:
-    """Whether a function is the one through which Dynamo compiles every module of PyTorch's own."""
+    """Return whether a function is the one through which Dynamo compiles every module of PyTorch's own."""
     return code[0].endswith(os.path.join("torch", "_dynamo", "external_utils.py"))
 
 

@@ -68,7 +68,7 @@ def _fix(source: Source, call: Call, name: str, argument: str) -> tuple[Edit, ..
 
 
 def _for_older_releases(source: Source, call: Call) -> bool:
-    """Whether the call is in a branch that a version or the lack of the new name decides."""
+    """Return whether the call is in a branch that a version or the lack of the new name decides."""
     statements = {id(node): node for node in ast.walk(source.tree)} if call.branches else {}
     for identity, _ in call.branches:
         statement = statements[identity]

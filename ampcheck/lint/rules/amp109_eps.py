@@ -47,7 +47,7 @@ def _vanishes(node: ast.AST) -> bool:
 
 
 def _is_half(source: Source, node: ast.AST) -> bool:
-    """Whether an expression is cast to float16 at its end."""
+    """Return whether an expression is cast to float16 at its end."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     if node.func.attr == "half" and not node.args:

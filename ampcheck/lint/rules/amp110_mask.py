@@ -39,7 +39,7 @@ def _read(source: Source) -> Iterator[Report]:
 
 
 def _in_half(source: Source, scope: Scope) -> bool:
-    """Whether a function casts to float16, and has no other value for it."""
+    """Return whether a function casts to float16, and has no other value for it."""
     text = source.text_of(scope.node) if not isinstance(scope.node, ast.Module) else ""
     casts = ".half()" in text or "torch.float16" in text or "torch.half" in text
     return casts and "finfo" not in text and "1e4" not in text and "65504" not in text and "10000" not in text

@@ -35,7 +35,7 @@ def _read(source: Source) -> Iterator[Report]:
 
 
 def _is_compiled(source: Source, scope: Scope, handed: set[tuple[Scope, str]]) -> bool:
-    """Whether a function is decorated, or handed over in the scope that defines it."""
+    """Return whether a function is decorated, or handed over in the scope that defines it."""
     if isinstance(scope.node, ast.Module) or scope.outer is None:
         return False
     decorators = [d.func if isinstance(d, ast.Call) else d for d in scope.node.decorator_list]

@@ -61,7 +61,7 @@ def _backward(call: Call, side: Side) -> Any:
 def _is_small(
     result: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, side: Side, rest: Sequence[Any]
 ) -> bool:
-    """Whether one product is faster. rest: dilation, transposed, output padding and groups."""
+    """Return whether one product is faster. rest: dilation, transposed, output padding and groups."""
     dilation, transposed, _, groups = rest
     if side.dtype is not torch.float64 or weight.dim() != 4 or inputs.dim() != 4 or transposed or groups != 1:
         return False

@@ -42,7 +42,7 @@ def _divide(call: Call, side: Side) -> Any:
 
 @rule("remainder", "fmod", "remainder_", "fmod_", follows=True)
 def _remainder(call: Call, side: Side) -> Any:
-    """What is left over after as many divisors as the run took away."""
+    """Return what is left over after as many divisors as the run took away."""
     dividend, divisor = call.argument("self"), call.argument("other")
     before = dividend if call.kept is None else call.kept
     wide = (v.double() if isinstance(v, torch.Tensor) else v for v in (before, call.out, divisor))
@@ -55,7 +55,7 @@ def _remainder(call: Call, side: Side) -> Any:
 
 @rule("frac", "frac_", follows=True)
 def _fraction(call: Call, side: Side) -> Any:
-    """What is left over after the integer that the run took away."""
+    """Return what is left over after the integer that the run took away."""
     x = call.args[0]
     return side.of(x) - side.convert(x if call.kept is None else call.kept).trunc()
 

@@ -140,7 +140,7 @@ _THIRD_PARTY = frozenset(("third_party", "vendor", "vendored", "_vendor", "exter
 
 
 def is_installed(path: Path, root: Path) -> bool:
-    """Whether a path below `root` belongs to Python or to an environment inside the repository.
+    """Return whether a path below `root` belongs to Python or to an environment inside the repository.
 
     Not by `sys.prefix`: a system's Python has /usr, and a repository may be in /usr/src.
     """
@@ -153,7 +153,7 @@ def is_installed(path: Path, root: Path) -> bool:
 
 
 def is_inside(origin: str, root: Path) -> bool:
-    """Whether a module's file is one of the checkout's own."""
+    """Return whether a module's file is one of the checkout's own."""
     if not os.path.isabs(origin):  # modules that PyTorch generates, such as torch.ops
         return False
     path = Path(origin).resolve()

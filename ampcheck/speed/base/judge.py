@@ -113,7 +113,7 @@ def _check_graphs(stats: BaseStats, slower: bool) -> list[Finding]:
 
 
 def _new(before: Iterable[tuple[str, str]], now: Iterable[tuple[str, str]]) -> str:
-    """What the head has more of, by file and reason: line numbers change with every edit."""
+    """Return what the head has more of, by file and reason: line numbers change with every edit."""
     known = Counter((where.rpartition(":")[0] or where, reason) for where, reason in before)
     new: dict[str, None] = {}
     for where, reason in now:

@@ -105,7 +105,7 @@ class BaseStats:
         return median(median(turns.base if side == BASE else turns.head) for turns in self.turns(arm))
 
     def speedup(self, side: str) -> float:
-        """How many times faster than eager mode the judged arm is on a side; from medians, for tables."""
+        """Return how many times faster than eager mode the judged arm is on a side; from medians, for tables."""
         return self.seconds(EAGER, side) / self.seconds(self.judged, side)
 
 
@@ -148,7 +148,7 @@ def bounds(rounds: Rounds, confidence: float) -> tuple[float, float]:
 
 
 def twin_noise(rounds: Rounds) -> float:
-    """How far the 95 per cent interval of mean a reaches from a ratio of 1, as a share."""
+    """Return how far the 95 per cent interval of mean a reaches from a ratio of 1, as a share."""
     return math.expm1(min(abs(float(rounds.twin.mean())) + _reach(rounds, CONFIDENCE, _VARIANCE_A), 700.0))
 
 

@@ -284,7 +284,7 @@ def _rounds(arms: Sequence[_Arm]) -> list[list[_Arm]]:
 
 
 def verdict_of(reference: ArmTimes, twin: ArmTimes, arm: ArmTimes, comparisons: int) -> str:
-    """Whether an arm is surely faster by more than the minimum effect, surely not, or neither.
+    """Return whether an arm is surely faster by more than the minimum effect, surely not, or neither.
 
     Sure is the exact interval, of which at most one in a hundred matrices has one that is wrong. A/A noise beyond the
     minimum effect is subtracted at both ends.

@@ -108,8 +108,8 @@ def change_points(ratios: Sequence[float], *, effect: float = EFFECT) -> list[Ch
 
 
 def alarms(windows: Floats, *, effect: float = EFFECT) -> NDArray[np.int64]:
-    """How many points come after a step near the end of each window of log-ratios, float64 [series, points], of at
-    least 20 points; 0 where there is none: int64 [series]."""
+    """Return how many points come after a step near the end of each window of log-ratios, float64 [series, points], of
+    at least 20 points; 0 where there is none: int64 [series]."""
     count = windows.shape[1]
     afters = [k for k in HEIGHTS if k + BEFORE <= count]
     z = step_statistics(windows, afters)

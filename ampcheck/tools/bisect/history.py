@@ -187,7 +187,7 @@ class History:
 
 
 def _slower(run: Run) -> float | None:
-    """How many times as fast as the first version a slower one is; None where it is not shown to be slower."""
+    """Return how many times as fast as the first version a slower one is; None where it is not shown to be slower."""
     times = run.by(REGRESSION.slug)  # graph breaks may fail as well
     return next((finding.observed for finding in times if finding.verdict is Verdict.FAIL), None)
 

@@ -126,7 +126,7 @@ class Releases(Versions):
         return [number for number in map(self._release, range(len(self.known))) if number not in there]
 
     def estimate(self, looks: int) -> str:
-        """What a search with so many looks needs, in words. Raises `UsageError` where the disk is too small."""
+        """Return what a search with so many looks needs, in words. Raises `UsageError` where the disk is too small."""
         size, seconds = self.environments.estimate()
         free, new = self.environments.free(), min(len(self.missing()), looks)
         text = f"{counted(len(self.known), 'releases')} of {self.environments.package}, at most {looks} to judge"

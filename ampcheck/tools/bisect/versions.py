@@ -41,7 +41,7 @@ class Versions(ABC):
 
     @property
     def changes_policy(self) -> bool:
-        """Whether autocast may treat an op otherwise in another version."""
+        """True if autocast may treat an op otherwise in another version."""
         return False
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Versions(ABC):
         return "", []
 
     def estimate(self, looks: int) -> str:
-        """What a search that judges so many versions needs of time and disk, or "" for little of both.
+        """Return what a search that judges so many versions needs of time and disk, or "" for little of both.
 
         Raises `UsageError` where the disk is too small.
         """

@@ -97,7 +97,7 @@ def _firsts(model: nn.Module, name: str) -> Iterator[_Tensor]:
 
 
 def _for_layer(layer: nn.Module) -> Iterator[_Tensor]:
-    """What the layer accepts."""
+    """Yield what the layer accepts."""
     if isinstance(layer, nn.ConvTranspose2d):
         yield from (_Tensor(f"torch.randn(4, {layer.in_channels}, {side}, {side})", 4) for side in (1, 4, 8))
     elif isinstance(layer, nn.Conv2d):
@@ -141,7 +141,8 @@ def _others(name: str, first: _Tensor) -> list[str]:
 
 
 def runs(model: nn.Module, inputs: object) -> bool:
-    """Whether the model computes a floating tensor from these inputs with gradients; its gradients are cleared."""
+    """Return whether the model computes a floating tensor from these inputs with gradients; its gradients are
+    cleared."""
     output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)  # type: ignore[misc]
     if (loss := total_loss(output, None, finite=False)) is not None:
         loss.backward()  # type: ignore[no-untyped-call]

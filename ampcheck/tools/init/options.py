@@ -100,7 +100,7 @@ def small_arguments(tree: ast.AST, given: Sequence[str]) -> list[str]:
 
 
 def asks_for_cuda(source: Source) -> bool:
-    """Whether code places tensors on CUDA, or uses its autocast or its scaler."""
+    """Return whether code places tensors on CUDA, or uses its autocast or its scaler."""
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             return True

@@ -27,7 +27,7 @@ def read_pyproject(folder: Path) -> str | None:
 
 
 def has_targets(folder: Path) -> bool:
-    """Whether the folder's own file names targets."""
+    """Return whether the folder's own file names targets."""
     settings = load_settings(folder)
     return settings.folder == folder.resolve() and bool(settings.targets)
 

@@ -204,12 +204,12 @@ def _factories(source: Source, models: set[str]) -> Iterator[tuple[Source, str]]
 
 
 def _builds(node: ast.expr, models: set[str]) -> bool:
-    """Whether an expression calls a class of these, such as `Model(3).eval()`."""
+    """Return whether an expression calls a class of these, such as `Model(3).eval()`."""
     return any(isinstance(each, ast.Call) and dotted(each.func).rpartition(".")[2] in models for each in ast.walk(node))
 
 
 def _exported(sources: Sequence[Source]) -> set[str]:
-    """What top-level packages import in their `__init__.py` from themselves."""
+    """Return what top-level packages import in their `__init__.py` from themselves."""
     return {
         name
         for source in sources
@@ -265,7 +265,7 @@ def _used(tree: ast.Module, names: set[str]) -> tuple[set[str], set[str]]:
 
 
 def _reach(name: str, parts: Mapping[str, frozenset[str]]) -> int:
-    """How many model classes a class is made of, directly or not."""
+    """Return how many model classes a class is made of, directly or not."""
     seen: set[str] = set()
     waiting = [name]
     while waiting:

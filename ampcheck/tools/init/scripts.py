@@ -23,7 +23,7 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """True if it has no default."""
         return self.default is None
 
 
@@ -54,7 +54,7 @@ class TrainingScript:
 
     @property
     def is_target(self) -> bool:
-        """Whether `ampcheck audit` runs it as it is, without a test that prepares it."""
+        """True if `ampcheck audit` runs it as it is, without a test that prepares it."""
         return self.function is not None and not (self.arguments or self.datasets)
 
 
@@ -125,7 +125,7 @@ def function_parameters(node: ast.FunctionDef) -> list[Parameter]:
 
 
 def _optimizes(tree: ast.AST) -> bool:
-    """Whether code calls `step` of an optimizer or a scaler, or a trainer of a library."""
+    """Return whether code calls `step` of an optimizer or a scaler, or a trainer of a library."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return any(dotted(call).rpartition(".")[2] in ("step", "fit", "train") for call in calls)
 

@@ -38,7 +38,7 @@ class Source:
 
     @property
     def is_test(self) -> bool:
-        """Whether the file belongs to the tests."""
+        """True if the file belongs to the tests."""
         name = self.path.rpartition("/")[2]
         folders = self.path.split("/")[:-1]
         return (
@@ -47,12 +47,12 @@ class Source:
 
     @property
     def has_importable_name(self) -> bool:
-        """Whether an import statement can name the module; it cannot for `my-model.py` and `01_train.py`."""
+        """True if an import statement can name the module; it cannot for `my-model.py` and `01_train.py`."""
         return all(part.isidentifier() and not keyword.iskeyword(part) for part in self.module.split("."))
 
     @property
     def takes_datasets(self) -> bool:
-        """Whether the file takes datasets from torchvision."""
+        """True if the file takes datasets from torchvision."""
         return "torchvision.datasets." in self.text or any(
             f"{origin}.".startswith("torchvision.datasets.") for origin in self.names.values()
         )

@@ -124,7 +124,7 @@ def _took_longer(seconds: float) -> str:
 
 
 def _is_large(attempt: dict[str, Any]) -> bool:
-    """Whether a model has more than `LARGE` parameters, counted without their memory."""
+    """Return whether a model has more than `LARGE` parameters, counted without their memory."""
     try:
         namespace = _namespace(attempt)
         with torch.device("meta"):

@@ -103,7 +103,8 @@ def _fields(body: Sequence[ast.stmt], end: int) -> dict[str, list[ast.Assign]]:
 
 
 def _assigned(body: Sequence[ast.stmt]) -> dict[str, ast.expr | None]:
-    """What each name of a scope stands for; None where that changes or is not an assignment to the name alone."""
+    """Return what each name of a scope stands for; None where that changes or is not an assignment to the name
+    alone."""
     values: dict[str, ast.expr | None] = {}
     for statement in _flat(body):
         if (

@@ -48,7 +48,7 @@ class Anatomy:
 
     @property
     def right(self) -> bool:
-        """Whether the device's cast gives an expected value."""
+        """True if the device's cast gives an expected value."""
         return self.cast is not None and any(_same(self.cast, value) for value in self.expected)
 
 

@@ -204,7 +204,7 @@ def _tables(stats: LabConfounders) -> tuple[Table, ...]:
 
 
 def spread_chart(stats: LabConfounders) -> Chart:
-    """How far each run's loss is from that of the first, over the steps."""
+    """Return how far each run's loss is from that of the first, over the steps."""
     first, *others = stats.spread
     steps = [float(step) for step in range(len(first.losses))]
     series = [

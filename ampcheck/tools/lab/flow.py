@@ -139,7 +139,8 @@ def check_flow(flow: Flow) -> list[Finding]:
 
 
 def _linear(arm: str, modules: Sequence[ModuleFlow]) -> tuple[int, int, str]:
-    """How many linear layers return the arm's dtype alone, how many there are, and how often 16 bits are widened."""
+    """Return how many linear layers return the arm's dtype alone, how many there are, and how often 16 bits are
+    widened."""
     linear = [module for module in modules if module.kind in ("Linear", "Conv1D")]
     widened = sum(module.widened for module in modules)
     often = {0: "never", 1: "once"}.get(widened, f"{widened} times")

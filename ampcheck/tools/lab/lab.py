@@ -187,5 +187,5 @@ def _run(experiment: Experiment, placement: Placement, device: str, full: bool, 
 
 
 def judged(run: Run) -> bool:
-    """Whether any finding is not a skip."""
+    """Return whether any finding is not a skip."""
     return any(finding.verdict is not Verdict.SKIP for finding in run.findings)

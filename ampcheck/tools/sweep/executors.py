@@ -33,7 +33,7 @@ _PATIENCE, _LOOK = 300.0, 1.0
 
 
 def opening(spec: str, *, jobs: int | None, seconds: float, limits: Sequence[str], folder: Path) -> Opening:
-    """What opens the executor that `--executor` names. Raises `UsageError` for a name of another form.
+    """Return what opens the executor that `--executor` names. Raises `UsageError` for a name of another form.
 
     jobs: audits at the same time, None for the default. seconds: that a call may take. limits: `LIMIT=VALUE` of
     Slurm. folder: for the files of its jobs.

@@ -86,7 +86,8 @@ class Task:
 
 
 def key_of(task: Task, code: str) -> dict[str, Any]:
-    """What a result depends on: the task, with the target's options, the code, and the versions of torch and ampcheck.
+    """Return what a result depends on: the task, with the target's options, the code, and the versions of torch and
+    ampcheck.
 
     code: a digest of it, empty where the commit of the task names it.
     """
@@ -129,7 +130,7 @@ class ResultFolder:
         self.folder.write(_name(task), json.dumps(data, indent=1, allow_nan=False) + "\n")
 
     def key(self, task: Task) -> dict[str, Any]:
-        """What the result of a task depends on."""
+        """Return what the result of a task depends on."""
         return key_of(task, "" if task.commit else self._digests.of(task.target.target))
 
     def begin(self, planned: Iterable[tuple[Task, str]], *, shared: bool) -> str:
@@ -203,7 +204,7 @@ def _name(task: Task) -> str:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterable[str]:
-    """What differs between the keys of two results, in words."""
+    """Return what differs between the keys of two results, in words."""
     if before.get("code") != now["code"]:
         yield "code that has changed"
     for name in now:

@@ -42,7 +42,7 @@ class Swept:
 
     @property
     def clean(self) -> bool:
-        """Whether it was judged, and nothing was found."""
+        """True if it was judged, and nothing was found."""
         return self.result.ended == JUDGED and self.verdict in (Verdict.PASS, Verdict.ACCEPTED, Verdict.SKIP)
 
 
@@ -61,7 +61,7 @@ def sweep_run(swept: Sequence[Swept], total: int) -> Run:
 
 
 def _counts(swept: Sequence[Swept]) -> dict[str, int]:
-    """How many targets end in which way."""
+    """Return how many targets end in which way."""
     verdicts = Counter(target.verdict for target in swept)
     return {
         "failed": verdicts[Verdict.FAIL],

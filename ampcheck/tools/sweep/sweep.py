@@ -135,7 +135,7 @@ def _results(calls: Sequence[Call], executor: Opening) -> Generator[tuple[Call, 
 
 
 def _takes_others_along(error: Exception) -> bool:
-    """Whether calls are lost with the one that ended their worker: of a broken pool, and of a worker of Dask."""
+    """Return whether calls are lost with the one that ended their worker: of a broken pool, and of a worker of Dask."""
     return isinstance(error, BrokenExecutor) or hasattr(error, "last_worker")
 
 

@@ -52,7 +52,7 @@ Titled = TypeVar("Titled", Table, Chart)
 
 
 def world_size() -> int:
-    """How many processes work together; 1 where no process group is set up."""
+    """Return how many processes work together; 1 where no process group is set up."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -88,7 +88,7 @@ def gather(value: Value) -> list[Value]:
 
 
 def agreed(flag: bool) -> bool:
-    """Whether the flag is set on any process, so that all take the same decision. Every process must call it."""
+    """Return whether the flag is set on any process, so that all take the same decision. Every process must call it."""
     return any(gather(flag))
 
 
@@ -109,7 +109,7 @@ class LostRanksError(Exception):
 
 
 def is_failed_collective(error: str) -> bool:
-    """Whether an exception, given by its type and first line, is of a collective that was not completed."""
+    """Return whether an exception, given by its type and first line, is of a collective that was not completed."""
     return _FAILED.search(error) is not None
 
 
@@ -246,7 +246,7 @@ def _findings(runs: list[Run]) -> Iterator[Finding]:
 
 
 def _size(finding: Finding) -> float:
-    """How bad an observation is; NaN is the worst."""
+    """Return how bad an observation is; NaN is the worst."""
     if finding.observed is None:
         return 0.0
     return abs(finding.observed) if finding.observed == finding.observed else float("inf")

@@ -204,7 +204,8 @@ def _parting(name: str, one: RankReplicas, other: RankReplicas) -> int | None:
 
 
 def _are_replicas(name: str, pair: tuple[int, int], one: RankReplicas, other: RankReplicas, last: int) -> bool:
-    """Whether a gradient was equal on both, DDP was to average it, or values were equal after they had changed."""
+    """Return whether a gradient was equal on both, DDP was to average it, or values were equal after they had
+    changed."""
     steps = [(step, other.steps[number]) for number, step in one.steps.items() if number in other.steps]
     if any(pair[1] in a.averaged.get(name, ()) for a, _ in steps):
         return True

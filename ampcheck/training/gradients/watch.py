@@ -253,7 +253,8 @@ def _largest(shadow: Shadow, start: int) -> tuple[float, str]:
 
 
 def _underflow(gradients: Iterable[GradientLoss], scale: float, largest: float) -> Underflow | None:
-    """What the step would save at a larger loss scale; None where gradients are exact enough, or as bad there."""
+    """Return what the step would save at a larger loss scale; None where gradients are exact enough, or as bad
+    there."""
     weights = list(gradients)
     size = math.sqrt(sum(loss.squares for loss in weights))
     off, flushed = (sum(getattr(loss, name) for loss in weights) for name in ("off_squares", "flushed_squares"))

@@ -204,8 +204,8 @@ def _module(param: ParameterStats) -> str:
 
 
 def _is_noise(param: ParameterStats, loudest: float) -> bool:
-    """Whether the gradient of a vector may be rounding errors alone: that of a bias before a batch norm is zero by
-    mathematics, which a loop without a reference cannot show. loudest: of the gradients of its module."""
+    """Return whether the gradient of a vector may be rounding errors alone: that of a bias before a batch norm is zero
+    by mathematics, which a loop without a reference cannot show. loudest: of the gradients of its module."""
     limit = _NOISE * FORMATS[param.dtype].unit_roundoff * loudest
     return param.vector and param.gradient is not None and param.gradient.health.amax <= limit
 

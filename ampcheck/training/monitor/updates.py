@@ -38,12 +38,12 @@ _STEPS = 32
 
 
 def rounds_to_nearest(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether updates are known to be rounded to the nearest number, as those of PyTorch's optimizers are."""
+    """Return whether updates are known to be rounded to the nearest number, as those of PyTorch's optimizers are."""
     return type(optimizer).__module__.startswith("torch.optim")
 
 
 def is_compensated(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """Whether an optimizer keeps what a narrow parameter drops: a float32 copy, or (Kahan) the rounding errors.
+    """Return whether an optimizer keeps what a narrow parameter drops: a float32 copy, or (Kahan) the rounding errors.
 
     A compensation is as narrow as the parameter, and nowhere larger than the distance to the parameter's next number; a
     momentum is larger where weights are small.
@@ -71,7 +71,7 @@ def is_compensated(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) ->
 
 
 def sampled(numel: int) -> int:
-    """How many of the elements of a parameter `expected_moves` samples."""
+    """Return how many of the elements of a parameter `expected_moves` samples."""
     return len(range(0, numel, numel // _SAMPLE | 1))
 
 

@@ -12,12 +12,12 @@ from ampcheck.torchtools.pytree import tensors
 
 
 def are_own(grads: object) -> bool:
-    """Whether backward starts from gradients that the step computed itself, not from the 1 of a loss."""
+    """Return whether backward starts from gradients that the step computed itself, not from the 1 of a loss."""
     return any(grad.numel() != 1 or float(grad) != 1.0 for _, grad in tensors(grads))
 
 
 def states_in(content: object, depth: int = 3) -> Iterator[str]:
-    """Whether something that is saved contains the state of an `optimizer` or of a `scaler`."""
+    """Return whether something that is saved contains the state of an `optimizer` or of a `scaler`."""
     if not isinstance(content, dict) or not depth:
         return
     if {"state", "param_groups"} <= content.keys():

@@ -25,7 +25,7 @@ class AssignedGradients:
         self._stepped_with[name] = [weakref.ref(grad) for grad in grads if grad is not None]
 
     def since_step(self, name: str, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether no gradient is one of those."""
+        """Return whether no gradient is one of those."""
         before = {id(grad) for kept in self._stepped_with.get(name, ()) if (grad := kept()) is not None}
         grads = [parameter.grad for parameter in parameters_of(optimizer) if parameter.grad is not None]
         return name in self._stepped_with and not any(id(grad) in before for grad in grads)
@@ -46,7 +46,7 @@ def versions_of(optimizer: torch.optim.Optimizer) -> dict[int, tuple[int, int]]:
 
 
 def found_inf(scaler: Any, optimizer: torch.optim.Optimizer) -> bool | None:
-    """What the scaler itself found. A fused optimizer is called all the same and skips inside its kernel."""
+    """Return what the scaler itself found. A fused optimizer is called all the same and skips inside its kernel."""
     with suppress(Exception):
         by_device = scaler._found_inf_per_device(optimizer)
         return bool(sum(value.item() for value in by_device.values())) if by_device else None

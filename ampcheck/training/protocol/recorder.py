@@ -296,7 +296,8 @@ class Recorder:
         self._add(Act.BACKWARD, optimizers=touched, **facts)
 
     def _scaling_of(self, outputs: object) -> tuple[bool | None, str, float | None]:
-        """Whether a scaler multiplied a loss, which one, and by what; None where several did, or out of sight."""
+        """Return whether a scaler multiplied a loss, which one, and by what; None where several did, or out of
+        sight."""
         nodes = [root.grad_fn for _, root in tensors(outputs)] if self._scalings else []
         waiting = [node for node in nodes if node is not None]
         seen: set[object] = set()

@@ -70,7 +70,7 @@ class ReductionWatch:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a sum in 16 bits is alive that has been added to several times."""
+        """True if a sum in 16 bits is alive that has been added to several times."""
         totals = (total for _, sums in self._partial for total in sums.values())
         return any(total.roundings and total.addends >= _OVERFLOWING for total in totals)
 
@@ -228,7 +228,7 @@ def _additions(call: OpEvent) -> Iterator[tuple[torch.Tensor, Any, float]]:
 
 
 def _sums_up(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can be part of a running sum that is followed."""
+    """Return whether a tensor can be part of a running sum that is followed."""
     return (
         has_companions(tensor) and tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.numel() > 0
     )
@@ -243,7 +243,7 @@ def _kind(accumulator: torch.Tensor) -> str:
 
 
 def _broadcasts(addend: torch.Tensor, accumulator: torch.Tensor) -> bool:
-    """Whether a sum with an addend has as many elements as the accumulator."""
+    """Return whether a sum with an addend has as many elements as the accumulator."""
     try:
         shape: torch.Size = torch.broadcast_shapes(addend.shape, accumulator.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:  # ragged shapes

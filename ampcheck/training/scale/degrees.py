@@ -198,7 +198,7 @@ class Degrees:
         return self.of(tensor)
 
     def _scales_by_hand(self, args: Sequence[Any]) -> bool:
-        """Whether a loss is multiplied by a number that left the run."""
+        """Return whether a loss is multiplied by a number that left the run."""
         is_loss = [tensor.numel() == 1 and tensor.is_floating_point() for tensor in leaves(args)] == [True]
         return is_loss and any(type(value) is float and value in self.numbers.known for value in args)
 

@@ -15,8 +15,8 @@ _NOT_FINITE = "mend what is infinite or NaN: see overflow and nonfinite-gradient
 
 
 def measure_invariance(subject: str, degrees: Degrees, *, named: bool) -> InvarianceStats:
-    """What one run says, as far as it decides. named: whether a mapping names the parts of the loop, so that something
-    must have been stepped."""
+    """Return what one run says, as far as it decides. named: whether a mapping names the parts of the loop, so that
+    something must have been stepped."""
     degrees.numbers.close()
     graphs = (e for e in degrees.recorder.events if e.act is Act.GRAD and e.scaled and e.create_graph)
     penalty = next((f"{event.file}:{event.line}" for event in graphs), "")

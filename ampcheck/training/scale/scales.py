@@ -86,17 +86,17 @@ class Numbers:
         return degree
 
     def made_option(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether code may have made an option, such as the learning rate, of a number that left the run. Options that
-        the optimizer was made with are older than that."""
+        """Return whether code may have made an option, such as the learning rate, of a number that left the run.
+        Options that the optimizer was made with are older than that."""
         made_with = {name: value for name, value in optimizer.defaults.items() if type(value) is float}
         options = [(made_with.get(n, 0.0), v) for group in optimizer.param_groups for n, v in group.items()]
         changed = [(before, value) for before, value in options if type(value) is float and value and value != before]
         return any(self._may_make(value, before) for before, value in changed)
 
     def _may_make(self, value: float, before: float) -> bool:
-        """Whether code may have made an option of a number that left the run: it is one, or the product of one and a
-        number that somebody wrote down. before: the option as the optimizer was made, of which schedules take a simple
-        part, such as 3/8 in a warm-up."""
+        """Return whether code may have made an option of a number that left the run: it is one, or the product of one
+        and a number that somebody wrote down. before: the option as the optimizer was made, of which schedules take a
+        simple part, such as 3/8 in a warm-up."""
         numbers = [number for number in self.known if not _is_common(number)]
         ratio = value / before if before else 0.0
         if not numbers or not math.isfinite(ratio):
@@ -180,10 +180,10 @@ class Scales:
 
 
 def _is_common(value: float) -> bool:
-    """Whether code has such a number often for another reason."""
+    """Return whether code has such a number often for another reason."""
     return 0.125 <= abs(value) <= 8.0
 
 
 def _digits(value: float) -> int:
-    """How many digits say a number; more than `_DIGITS` of most that nobody wrote down."""
+    """Return how many digits say a number; more than `_DIGITS` of most that nobody wrote down."""
     return next((n for n in range(1, _DIGITS + 1) if float(f"{value:.{n}g}") == value), _DIGITS + 1)

@@ -80,7 +80,7 @@ class Course:
 def course_of(
     samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, horizon: int, arithmetic: str = ONCE
 ) -> Course | None:
-    """What is known of a tensor that will stop; None for one that goes to and fro, or that follows closely.
+    """Return what is known of a tensor that will stop; None for one that goes to and fro, or that follows closely.
 
     gains: what its value was multiplied by in each step. arithmetic: what is likely, where the samples do not say.
     """
@@ -124,8 +124,8 @@ def course_of(
 def _arithmetic(
     samples: Sequence[Sample], gains: Sequence[float], dtype: torch.dtype, likely: str
 ) -> tuple[float, bool]:
-    """What a value is multiplied by in the end, and whether the product is rounded: as is likely, unless another way
-    explains the samples far better. What was added had been rounded itself, so that none explains all of them."""
+    """Return what a value is multiplied by in the end, and whether the product is rounded: as is likely, unless another
+    way explains the samples far better. What was added had been rounded itself, so that none explains all of them."""
     narrow = [float(torch.tensor(gain, dtype=dtype)) for gain in gains]
     ways = {ONCE: (gains, False), APART: (gains, True), COARSE: (narrow, True)}
     errors = dict.fromkeys(ways, 0.0)

@@ -17,7 +17,7 @@ from ampcheck.training.stagnation.updates import UpdateWatch, by_slot, rounds_at
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
-    """What the updates of the steps that ended came to. error: why the loop stopped."""
+    """Return what the updates of the steps that ended came to. error: why the loop stopped."""
     tensors = list(watch.tensors.values())
     modules, rates = {path for path, _ in loop.modules()}, rates_of(loop)
     for updates in tensors:

@@ -76,7 +76,7 @@ class FollowedUpdates(TensorUpdates):
         self.candidates.clear()
 
     def course(self, endless: bool, horizon: int) -> Course | None:
-        """What will stop a tensor that builds on its own value, unless another carries what it loses.
+        """Return what will stop a tensor that builds on its own value, unless another carries what it loses.
 
         endless: a sum that is reset now and then does not stop, nor does one of updates, as a weight is.
         """
@@ -249,7 +249,8 @@ def _not_carried(
     lost: tuple[Resident, torch.Tensor, torch.Tensor],
     entered: torch.Tensor,
 ) -> int:
-    """How many of the updates that are missed no other tensor may hold; those that hold them are noted as candidates.
+    """Return how many of the updates that are missed no other tensor may hold; those that hold them are noted as
+    candidates.
 
     lost: the tensor, its true values, and those that it has. entered: its error before its first update.
     """
@@ -262,7 +263,7 @@ def _not_carried(
 
 
 def rounds_at_random(tensors: Sequence[FollowedUpdates]) -> bool:
-    """Whether the small updates of these tensors together arrive as often as random rounding lets them."""
+    """Return whether the small updates of these tensors together arrive as often as random rounding lets them."""
     expected = sum(updates.expected for updates in tensors)
     return expected >= 2.0 and sum(updates.jumped for updates in tensors) > _JUMPS * expected
 

@@ -185,7 +185,7 @@ def _twins(loop: TrainingLoop) -> tuple[tuple[str, str], ...]:
 
 
 def _is_rounded(low: torch.Tensor, full: torch.Tensor) -> bool:
-    """Whether `low` is `full` in another dtype, and no constant, as which many weights begin."""
+    """Return whether `low` is `full` in another dtype, and no constant, as which many weights begin."""
     sample = _sample(low)
     equal = torch.equal(_sample(full.to(low.dtype)), sample) and bool((sample != sample[:1]).any())
     return equal and torch.equal(full.to(low.dtype), low)
@@ -213,7 +213,7 @@ def _sample(part: torch.Tensor) -> torch.Tensor:
 
 
 def _rounds(full: torch.Tensor, low: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether numbers round to those of a dtype; both in float64."""
+    """Return whether numbers round to those of a dtype; both in float64."""
     form = format_of(dtype)
     return bool(((low - full).abs() <= full.abs() * (2 * form.unit_roundoff) + form.smallest_subnormal).all())
 

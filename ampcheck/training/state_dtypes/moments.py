@@ -124,7 +124,7 @@ class MomentWatch:
         return self._vanished(state, large, excess, float(largest), foreseen=False)
 
     def _foreseen(self, state: Resident, before: _Before, zeros: _Zeros, elements: int) -> VanishedState | None:
-        """How much too large updates become where an average of squares was zero after every step.
+        """Return how much too large updates become where an average of squares was zero after every step.
 
         A kernel that computes in float32 divides by the addend of its own step at least: (1 - beta) of what the average
         would come to. The eps counts as if it stood beneath the root, where it is largest. The updates of an optimizer

@@ -144,13 +144,14 @@ class OperandWatch(OpSubscriber):
 
 
 def _is_on_bits(func: Any, source: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether an op works on the bits of numbers as integers."""
+    """Return whether an op works on the bits of numbers as integers."""
     keeps = torch.Tag.pointwise in func.tags or func.overloadpacket is CAST
     return keeps and not (source.is_floating_point() or out.is_floating_point())
 
 
 def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
-    """How many trailing mantissa bits a rounding cut off; 0 where it is none, or where the origin has no more itself.
+    """Return how many trailing mantissa bits a rounding cut off; 0 where it is none, or where the origin has no more
+    itself.
 
     A rounding to m bits moves a normal number by less than 2^-m of itself: a larger distance has another cause.
     """
