@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report, require_writable
+from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,13 @@ def add_command(commands: Commands) -> None:
         metavar="OUTPUT",
         help="an output of log-probabilities, by its path, that is compared token by token; alone the only one",
     )
+    parity.add_argument(
+        "--clip",
+        type=float,
+        default=0.2,
+        metavar="E",
+        help="with --tokens: count ratios of probabilities outside of 1 ± E (default: %(default)s)",
+    )
     _add_circumstances(parity)
     add_output(parity, kind="parity", verbose="print every finding, and how far each result is from float64")
     parity.set_defaults(command=_parity)
@@ -76,10 +84,12 @@ def _parity(options: argparse.Namespace) -> int:
     from ampcheck.core.settings import load_settings
     from ampcheck.outcome.accept import accept
     from ampcheck.parity.assert_parity import judge_parity, sides_of
+    from ampcheck.parity.tokens import Tokens
 
     a, b = sides_of(options.a, options.b, modules=pairs, dtype=options.dtype, backward=options.backward)
     name = f"{options.a} and {options.b}"
-    run: Run = accept(judge_parity(a, b, relation=options.relation, tokens=options.tokens, name=name), load_settings())
+    tokens = None if options.tokens is None else Tokens(options.tokens, parse_number(options.clip, "--clip"))
+    run: Run = accept(judge_parity(a, b, relation=options.relation, tokens=tokens, name=name), load_settings())
     tables = run.tables if options.verbose else run.tables[: options.tokens is not None]
     return finish(run, options, lambda: print_report(run, tables, verbose=options.verbose))
 

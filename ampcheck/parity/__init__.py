@@ -15,3 +15,4 @@ from ampcheck.parity.invariances import Invariance as Invariance
 from ampcheck.parity.invariances import Padding as Padding
 from ampcheck.parity.invariances import Scale as Scale
 from ampcheck.parity.invariances import Shift as Shift
+from ampcheck.parity.tokens import Tokens as Tokens

@@ -22,6 +22,7 @@ from ampcheck.parity.circumstances import Circumstance
 from ampcheck.parity.compare import RELATIONS, Subject, compare
 from ampcheck.parity.invariances import as_circumstance
 from ampcheck.parity.recorded import Recorded, load_record
+from ampcheck.parity.tokens import Tokens
 from ampcheck.records.parity import Parity
 
 
@@ -35,7 +36,7 @@ def assert_parity(
     modules: Mapping[str, str] | None = None,
     dtype: DType | None = None,
     backward: bool = True,
-    tokens: str | None = None,
+    tokens: str | Tokens | None = None,
     name: str = "",
 ) -> Run:
     """Assert that two executions agree, by bounds that follow from their own roundings.
@@ -53,7 +54,8 @@ def assert_parity(
     `{path in a: path in b}` of modules whose results are compared as well, for a port; parameters inside are compared
     by these names. dtype: what autocast casts to in both; None for none. backward: compare gradients of the arguments,
     and of parameters of one name. tokens: the path of an output of log-probabilities, `""` for the only one, of which a
-    table shows each token that differs most, with the share of the difference that rounding explains.
+    table shows each token that differs most, with the share of the difference that rounding explains; or `Tokens`, with
+    the band outside of which ratios of probabilities are counted.
 
     Returns the run, whose finding is `parity`; raises `AssertionError` where the two do not agree, and `UsageError` for
     a side that raises. Parameters, buffers and random streams are afterwards as before.
@@ -74,13 +76,15 @@ def judge_parity(
     b: Subject,
     *,
     relation: str = "rounding",
-    tokens: str | None = None,
+    tokens: str | Tokens | None = None,
     name: str = "",
 ) -> Run:
     """The run of a comparison, without raising."""
     parse_choice(relation, "relation", RELATIONS)
     bounds = resolve_limits(None)
-    parity = replace(compare(a, b, relation=relation, limits=bounds, tokens=tokens), subject=name or "a and b")
+    tokens = Tokens(tokens) if isinstance(tokens, str) else tokens
+    compared = compare(a, b, relation=relation, limits=bounds, tokens=tokens)
+    parity = replace(compared, subject=name or "a and b")
     seen = {"results": parity.compared, "kernel results": len(parity.kernels)}
     coverage = Coverage({sort: count for sort, count in seen.items() if count})
     found = findings(parity, bounds)

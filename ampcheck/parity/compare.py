@@ -37,7 +37,7 @@ from ampcheck.parity.relations import (
     uncompared,
 )
 from ampcheck.parity.ties import decided_by_ties
-from ampcheck.parity.tokens import tokens_of
+from ampcheck.parity.tokens import Tokens, tokens_of
 from ampcheck.parity.trail import EVERY_SHAPE, Trail
 from ampcheck.parity.twins import run_with_twins
 from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
@@ -55,11 +55,16 @@ Subject: TypeAlias = Side | Recorded
 
 
 def compare(
-    a: Subject, b: Subject, *, relation: str = "rounding", limits: Limits | None = None, tokens: str | None = None
+    a: Subject,
+    b: Subject,
+    *,
+    relation: str = "rounding",
+    limits: Limits | None = None,
+    tokens: Tokens | None = None,
 ) -> Parity:
     """Compare two sides, or records of them. Raises `UsageError` where one of them raises.
 
-    tokens: the path of an output of log-probabilities, which are compared one by one as well.
+    tokens: log-probabilities that are compared one by one as well.
     """
     a, b = _sharing(a, b)
     bitwise = relation == "bitwise"

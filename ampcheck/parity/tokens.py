@@ -7,9 +7,11 @@ between their exact values: another function, or a decision near a tie.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
 from ampcheck.core.text import counted, listed
@@ -26,9 +28,28 @@ _DEVIATIONS, _ROUNDINGS = 4.0, 2.0
 """How many times what moving the data does to it, and its own honest error, a single number may be off."""
 
 
-def tokens_of(runs: Sequence[Execution], path: str) -> tuple[Table, ...]:
-    """A table of the elements of the output of this path; none where both give it in other shapes. Raises `UsageError`
-    where there is no such output."""
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Log-probabilities that `assert_parity` compares token by token.
+
+        assert_parity(trainer, engine, (tokens,), tokens="logprobs")
+        assert_parity(trainer, engine, (tokens,), tokens=Tokens("logprobs", clip=0.1))
+
+    path: of the output; empty for the only one. clip: half the band around 1 in which policy optimization leaves a
+    ratio of probabilities as it is; by default that of PPO (Schulman et al., 2017, arXiv:1707.06347).
+    """
+
+    path: str = ""
+    clip: float = 0.2
+
+    def __post_init__(self) -> None:
+        parse_number(self.clip, "clip of Tokens")
+
+
+def tokens_of(runs: Sequence[Execution], tokens: Tokens) -> tuple[Table, ...]:
+    """Return a table of the elements of the output; none where both give it in other shapes. Raises `UsageError` where
+    there is no such output."""
+    path = tokens.path
     results = [run.results.get(("output", path, 0)) for run in runs]
     a, b = (None if result is None or result.reference is None else finite_parts(result.value) for result in results)
     if a is None or b is None:
@@ -53,6 +74,9 @@ def tokens_of(runs: Sequence[Execution], path: str) -> tuple[Table, ...]:
         f"{counted(a.numel(), 'tokens')} differ by up to {float(apart.amax()):.2g}; rounding explains {explained:.3g} "
     )
     note += f"of the difference; {int(beyond.sum()):,} beyond their bounds"
+    clipped, by_rounding = (float(((d.exp() - 1).abs() > tokens.clip).double().mean()) for d in (b - a, other - error))
+    note += f"; {clipped:.2%} have a ratio of probabilities outside of 1 ± {tokens.clip:g}, {by_rounding:.2%} by "
+    note += "rounding alone"
     titles = ("token", "a", "b", "difference", "share of rounding", "bound", "beyond")
     return (Table("Log-probabilities per token", titles, rows, "parity", note),)
 

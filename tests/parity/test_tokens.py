@@ -14,6 +14,7 @@ from ampcheck.cli.main import main
 from ampcheck.core.run import Table
 from ampcheck.parity.assert_parity import sides_of
 from ampcheck.parity.compare import compare
+from ampcheck.parity.tokens import Tokens
 
 HIDDEN, HEAD = draw(40, 64), draw(64, 50, seed=1, scale=0.3)
 IDS = torch.arange(40) % 50
@@ -25,7 +26,7 @@ def logprobs(x: Any, dtype: torch.dtype = torch.bfloat16, temperature: float = 1
 
 
 def tokens_of(b: Any) -> Table:
-    (table,) = compare(*sides_of(logprobs, b, (HIDDEN,)), tokens="logprobs").tables
+    (table,) = compare(*sides_of(logprobs, b, (HIDDEN,)), tokens=Tokens("logprobs")).tables
     return table
 
 
@@ -45,6 +46,26 @@ def test_of_another_function_rounding_explains_little() -> None:
     assert max(float(row[4]) for row in table.rows) < 0.1  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match=r"40 tokens differ by up to .*; rounding explains 0.0"):
         assert_parity(logprobs, lambda x: logprobs(x, temperature=1.5), (HIDDEN,), tokens="logprobs")
+
+
+@pytest.mark.parametrize("clip", [0.001, 0.2])
+def test_ratios_of_probabilities_outside_of_the_band_are_counted_and_those_by_rounding(clip: float) -> None:
+    def wide(x: Any) -> Any:
+        return logprobs(x, torch.float32)
+
+    ratios = (wide(HIDDEN)["logprobs"] - logprobs(HIDDEN)["logprobs"]).exp()
+    share = float(((ratios - 1).abs() > clip).double().mean())
+    assert (share > 0) is (clip < 0.2)
+    run = assert_parity(logprobs, wide, (HIDDEN,), tokens=Tokens("logprobs", clip))
+    text = f"{share:.2%} have a ratio of probabilities outside of 1 ± {clip:g}, {share:.2%} by rounding alone"
+    assert text in run.tables[0].note
+    other = tokens_of(lambda x: logprobs(x, torch.float32, temperature=1.5))
+    assert "outside of 1 ± 0.2, 0.00% by rounding alone" in other.note
+
+
+def test_a_clip_is_a_number_above_zero() -> None:
+    with pytest.raises(UsageError, match="clip of Tokens must be a finite number above 0; found 0"):
+        Tokens("logprobs", clip=0)
 
 
 def test_a_token_that_is_lost_is_beyond_and_comes_first() -> None:
