@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from typing import Any
 
-from ampcheck.core.errors import UsageError, require_schema
+from ampcheck.core.errors import UsageError, brief, require_schema
 from ampcheck.core.json_files import parse_json
 from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
@@ -137,12 +137,18 @@ class ResultFolder:
         """Write the manifest: each task of the whole sweep, with the family of its target.
 
         Returns a sentence on tasks that the sweep before had with other code, options or versions; or "". shared: with
-        other shards: raises `UsageError` where the sweep before is not the same.
+        other shards: raises `UsageError` where the sweep before is not the same, or its manifest is damaged.
         """
         tasks: list[dict[str, Any]] = [
             {"file": _name(t), "key": self.key(t), "family": family} for t, family in planned
         ]
-        before, now = ({_identity(entry): entry for entry in each} for each in (self._tasks(), tasks))
+        try:
+            planned_before = self._tasks() if self._data(_MANIFEST) else []
+        except UsageError:
+            if shared:
+                raise
+            planned_before = []
+        before, now = ({_identity(entry): entry for entry in each} for each in (planned_before, tasks))
         stale = [each for each in before.keys() & now.keys() if before[each]["key"] != now[each]["key"]]
         found = sorted({text for each in stale for text in changes(before[each]["key"], now[each]["key"])})
         if shared and before and (stale or before.keys() != now.keys()):
@@ -160,9 +166,12 @@ class ResultFolder:
     def sweep(self) -> list[tuple[Target, str, Result | None]]:
         """Of each task of the sweep: its target, the family of it, and its result where it is there and sound.
 
-        Raises `UsageError` for a folder without a manifest.
+        Raises `UsageError` for a folder without a manifest, and for a damaged one.
         """
-        require_schema(self._data(_MANIFEST), f"{self.folder}/{_MANIFEST}", "manifest of a sweep", SCHEMA)
+        try:
+            self.folder.read(_MANIFEST)
+        except Exception as error:  # each file system has its own
+            raise UsageError(f"{self.folder}/{_MANIFEST} is no manifest of a sweep: {brief(error)}") from error
         names = {each.name for each in fields(Target)}
         planned = []
         for entry in self._tasks():
@@ -174,7 +183,12 @@ class ResultFolder:
         return planned
 
     def _tasks(self) -> list[dict[str, Any]]:
-        tasks: list[dict[str, Any]] = self._data(_MANIFEST).get("tasks", [])
+        """The tasks of the manifest. Raises `UsageError` for one that is damaged, newer, or names none."""
+        data, place = self._data(_MANIFEST), f"{self.folder}/{_MANIFEST}"
+        require_schema(data, place, "manifest of a sweep", SCHEMA)
+        tasks = data.get("tasks")
+        if not isinstance(tasks, list) or not tasks or not all(map(_is_planned, tasks)):
+            raise UsageError(f"{place} is damaged: start over with --fresh, or name another --results")
         return tasks
 
     def _result(self, name: str, key: Mapping[str, Any]) -> Result | None:
@@ -191,6 +205,15 @@ class ResultFolder:
             data = parse_json(self.folder.read(name))
             return data if isinstance(data, dict) else {}
         return {}
+
+
+def _is_planned(entry: object) -> bool:
+    """Whether an entry of a manifest is one that `begin` wrote."""
+    key = entry.get("key") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(key, dict):
+        return False
+    texts = (entry.get("file"), entry.get("family"), key.get("command"), key.get("target"))
+    return all(isinstance(text, str) for text in texts)
 
 
 def _identity(entry: Mapping[str, Any]) -> tuple[str, str]:

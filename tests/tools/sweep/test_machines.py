@@ -322,6 +322,40 @@ def test_shards_share_a_folder_if_they_are_of_one_sweep(folder: Path, memory: An
         ResultFolder("elsewhere").sweep()
 
 
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        ('{"schema": 2}', "is damaged: start over with --fresh"),
+        ('{"schema": 2, "tasks": null}', "is damaged"),
+        ('{"schema": 2, "tasks": []}', "is damaged"),
+        ('{"schema": 2, "tasks": [1]}', "is damaged"),
+        ('{"schema": 2, "tasks": [{"file": "x", "family": "", "key": {"command": "audit"}}]}', "is damaged"),
+        ('{"schema": 99, "tasks": []}', "has schema 99, newer than this ampcheck reads"),
+    ],
+)
+def test_a_damaged_manifest_is_no_sweep_that_passes_and_is_replaced_by_a_whole_one_alone(
+    folder: Path, manifest: str, said: str
+) -> None:
+    planned = [(task, "") for task in tasks(folder, "a")]
+    (folder / "results").mkdir()
+    (folder / "results" / "sweep.manifest").write_text(manifest)
+    with pytest.raises(UsageError, match=said):
+        ResultFolder("results").sweep()
+    with pytest.raises(UsageError, match=said):
+        ResultFolder("results").begin(planned, shared=True)
+    assert ResultFolder("results").begin(planned, shared=False) == ""
+    assert len(ResultFolder("results").sweep()) == 1
+
+
+def test_why_a_manifest_cannot_be_read_is_said(folder: Path, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(type(memory), "cat_file", refuses)
+    with pytest.raises(UsageError, match="is no manifest of a sweep: PermissionError: Access Denied"):
+        ResultFolder("memory://b").sweep()
+
+
 def test_each_executor_is_one_of_concurrent_futures() -> None:
     submitit = pytest.importorskip("submitit")
     from ampcheck.tools.sweep.slurm import ArrayExecutor
