@@ -34,6 +34,8 @@ WEIGHTS = ("bfloat16", "half")
 
 OTHERS = "defects whose way, dtype or device does not matter"
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
 State: TypeAlias = Literal["broken", "mended", "unmeasured", "not installed"]
 
 
@@ -255,21 +257,51 @@ def _lines_by_name(source: Source) -> Mapping[str, Sequence[int]]:
     return lines
 
 
-def _names(tree: ast.AST, source: Source) -> Iterator[tuple[str, int]]:
-    """The names in a file, but for annotations and for what `isinstance` compares."""
-    nodes = [tree]
+def _names(tree: ast.Module, source: Source) -> Iterator[tuple[str, int]]:
+    """The names in a file, but for annotations, for what `isinstance` compares, and for those that something else has:
+    a parameter, a variable or a function of the file, `self.name` of a class with the method `name`."""
+    nodes: list[tuple[ast.AST, frozenset[str]]] = [(tree, _redefined(tree))]
     while nodes:
-        node = nodes.pop()
+        node, hidden = nodes.pop()
         if isinstance(node, ast.Call) and source.resolve(node.func) in ("isinstance", "issubclass"):
             continue
         written, name = dotted(node), source.resolve(node)
-        if isinstance(node, ast.Attribute) and written.partition(".")[0] not in source.imports:
+        first = written.partition(".")[0]
+        if isinstance(node, ast.Attribute) and first not in source.imports.keys() - hidden and written not in hidden:
             yield f".{node.attr}", node.end_lineno or node.lineno
         if isinstance(node, (ast.Attribute, ast.Name)) and name:
-            parts = name.split(".")
+            parts = name.split(".") if first not in hidden else []
             yield from ((".".join(parts[:end]), node.lineno) for end in range(1, len(parts) + 1))
             continue
         for field, value in ast.iter_fields(node):
             if field not in ("annotation", "returns"):
                 inside = value if isinstance(value, list) else [value]
-                nodes += [part for part in inside if isinstance(part, ast.AST)]
+                around = _inside(node, hidden) if field == "body" else hidden
+                nodes += [(part, around) for part in inside if isinstance(part, ast.AST)]
+
+
+def _redefined(tree: ast.Module) -> frozenset[str]:
+    """Functions and classes of a file, but for those in an `if` or `try`, as where an import may fail."""
+    names = set[str]()
+    for node in tree.body:
+        names |= {node.name} if isinstance(node, _DEFINITIONS) else set()
+        names -= _imported([node])
+    return frozenset(names)
+
+
+def _inside(node: ast.AST, hidden: frozenset[str]) -> frozenset[str]:
+    """The names that are hidden in the body of a node: a function hides those of its parameters and variables, and none
+    that it imports; a class `self.method`."""
+    if isinstance(node, ast.ClassDef):
+        return hidden | {f"self.{part.name}" for part in node.body if isinstance(part, _DEFINITIONS)}
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        return hidden
+    within = list(ast.walk(node))
+    parameters = {part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)}
+    variables = {part.id for part in within if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+    return (hidden | parameters | variables) - _imported(within)
+
+
+def _imported(nodes: Iterable[ast.AST]) -> set[str]:
+    imports = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+    return {alias.asname or alias.name.partition(".")[0] for alias in imports}

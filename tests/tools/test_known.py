@@ -242,6 +242,11 @@ def test_damaged_data_are_no_clean_bill(
         "from fakelib.losses import Sharp\nLOSSES = {'sharp': Sharp}\n",
         "from fakelib.losses import Sharp\nclass Mine(Sharp):\n    pass\n",
         "def train():\n    from fakelib.losses import Sharp\n    return Sharp()\n",
+        "def Sharp():\n    pass\ndef train():\n    from fakelib.losses import Sharp\n    return Sharp()\n",
+        "def Sharp():\n    pass\nfrom fakelib.losses import Sharp\nx = Sharp()\n",
+        "try:\n    from fakelib.losses import Sharp\nexcept ImportError:\n    def Sharp(): ...\nx = Sharp()\n",
+        "from fakelib.losses import Sharp\ndef f(Sharp):\n    return Sharp()\nx = Sharp()\n",
+        "from fakelib.losses import Sharp\ndef f(x=Sharp()):\n    Sharp = 1\n",
     ],
 )
 def test_a_call_of_a_broken_function_fails(folder: Path, capsys: pytest.CaptureFixture[str], source: str) -> None:
@@ -257,6 +262,10 @@ def test_a_call_of_a_broken_function_fails(folder: Path, capsys: pytest.CaptureF
         "from fakelib.losses import Sharp\ndef f(x: Sharp) -> Sharp:\n    return isinstance(x, Sharp)\n",
         "from otherlib.losses import Sharp\nx = Sharp()\n",
         "text = 'fakelib.losses.Sharp()'\n",
+        "from fakelib.losses import Sharp\ndef Sharp():\n    pass\nx = Sharp()\n",
+        "from fakelib.losses import Sharp\ndef f(Sharp):\n    return Sharp()\n",
+        "from fakelib.losses import Sharp\nf = lambda Sharp: Sharp()\n",
+        "from fakelib import losses\ndef f():\n    losses = make()\n    return losses.Sharp()\n",
     ],
 )
 def test_what_is_no_use_passes_and_says_what_was_looked_at(
@@ -322,6 +331,9 @@ def test_a_method_of_tensors_is_no_function_of_another_module(folder: Path) -> N
     assert fails(folder, "import torch\ndef f(x: torch.Tensor):\n    return torch.ones(2) + x.nanmean()\n") == 1
     assert fails(folder, "import numpy as np, torch\nx = np.nanmean(torch.ones(2))\n") == 0
     assert fails(folder, "def f(x):\n    return x.nanmean()\n") == 0
+    own = "import torch\nclass A:\n    def nanmean(self):\n        return torch.ones(2)\n    def f(self):\n"
+    assert fails(folder, f"{own}        return self.nanmean()\n") == 0
+    assert fails(folder, f"{own}        return self.x.nanmean()\n") == 1
 
 
 def test_each_line_is_reported_once_in_the_order_of_the_files(folder: Path) -> None:
