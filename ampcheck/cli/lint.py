@@ -41,7 +41,8 @@ def _lint(options: argparse.Namespace) -> int:
         for finding in problems:
             print(f"{finding.where.place}: {finding.check} {finding.message}")
         files = run.coverage.seen.get("files", 0)
-        print(f"{len(problems)} reports in {files} files" + (f", {fixed} fixed" if fixed else ""))
+        left = "".join(f", {count:,} {what}" for what, count in run.coverage.unseen.items())
+        print(f"{len(problems)} reports in {files} files{left}" + (f", {fixed} fixed" if fixed else ""))
 
     pages = {code: rule.check for code, rule in rules().items()}
     return finish(run, options, show, failed=bool(problems), rules=pages)

@@ -75,7 +75,9 @@ def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *,
         where = ", ".join(broken or [os.fspath(path) for path in paths])
         raise UsageError(f"lint needs a file of Python; found none in {where:.200}")
     unseen = {UNREAD: len(broken)} if broken else {}
-    return Run(findings=tuple(findings), coverage=Coverage({"files": files, "rules": len(chosen)}, unseen))
+    title = f"lint of {', '.join(map(os.fspath, paths)):.200}"
+    coverage = Coverage({"files": files, "rules": len(chosen)}, unseen)
+    return Run(findings=tuple(findings), coverage=coverage, title=title)
 
 
 def _finding(rule: Rule, path: str, report: Report) -> Finding:

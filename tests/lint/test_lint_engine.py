@@ -179,6 +179,9 @@ def test_the_command_prints_lines_that_editors_know_and_ends_in_one(
     ]
     assert main(["lint", "old.py", "--fix"]) == 0
     assert capsys.readouterr().out == "0 reports in 1 files, 1 fixed\n"
+    (folder / "template.py").write_text("torch.cuda.amp.{{ name }}\n")
+    assert main(["lint"]) == 0
+    assert capsys.readouterr().out == "0 reports in 1 files, 1 files that are no Python\n"
 
 
 def test_the_command_writes_runs_and_sarif_with_the_pages_of_its_rules(folder: Path) -> None:
