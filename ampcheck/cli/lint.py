@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
+from ampcheck.core.text import clean
 
 
 def add_command(commands: Commands) -> None:
@@ -39,7 +40,7 @@ def _lint(options: argparse.Namespace) -> int:
             print_report(run, verbose=False)
             return
         for finding in problems:
-            print(f"{finding.where.place}: {finding.check} {finding.message}")
+            print(clean(f"{finding.where.place}: {finding.check} {finding.message}"))
         files = run.coverage.seen.get("files", 0)
         left = "".join(f", {count:,} {what}" for what, count in run.coverage.unseen.items())
         print(f"{len(problems)} reports in {files} files{left}" + (f", {fixed} fixed" if fixed else ""))

@@ -103,7 +103,7 @@ class Question:
 
     def require_answer(self) -> None:
         """Raise `UsageError` for a run without findings, and for what the run does not name."""
-        if not self.run.findings:
+        if not self.run.findings and (self.asked or not self.run.coverage.seen):
             raise UsageError(f"{self.path} is a run without findings to show; it looked at {self.run.coverage}")
         sites = [_names(module=site.module or _ROOT, op=site.op) for one in self.run.maps for site in one.sites]
         known = [{"finding": set(map(str, self.numbered()))}, *sites, *map(_names_of, self.run.findings)]

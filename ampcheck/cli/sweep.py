@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampcheck.cli.following import second_interrupt_ends
 from ampcheck.cli.interrupts import ending_of
-from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, Commands, add_output, finish
+from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, Commands, Stdout, add_output, finish
 from ampcheck.cli.targets import (
     add_audit_options,
     add_selection,
@@ -150,9 +150,12 @@ def _sweep(options: argparse.Namespace) -> int:
     shard = parse_shard(options.shard) if options.shard else None
     entries = read_list(options.list, options.only)
     costs = costs_of(options.costs, entries) if options.costs else {}
+    out = Stdout()
     if options.matrix:
-        print(github_matrix(entries, options.jobs or min(_SHARDS, len(entries)), costs))
-        return 0
+        matrix = github_matrix(entries, options.jobs or min(_SHARDS, len(entries)), costs)
+        with out:
+            print(matrix)
+        return out.code()
     options.targets = [entry.target for entry in entries]
     targets = {target.target: target for target in targets_of(options, settings)}
     commands = (AUDIT, COMPILATION) if options.speed else (AUDIT,)
@@ -164,7 +167,8 @@ def _sweep(options: argparse.Namespace) -> int:
     executor = opening(options.executor, jobs=options.jobs, seconds=options.time, limits=options.slurm, folder=logs)
     changed = folder.begin(planned, shared=shard is not None and not options.fresh)
     if changed and not options.fresh:
-        print(changed, flush=True)
+        with out:
+            print(changed)
     allowance = Allowance(options.time, _memory(options))
     found: list[_Judged] = []
     stopped = 0
@@ -177,13 +181,15 @@ def _sweep(options: argparse.Namespace) -> int:
             _, stopped = ending_of(error)
         if folder.reused:
             verb = "is" if folder.reused == 1 else "are"
-            print(f"{counted(folder.reused, 'results')} {verb} from an earlier sweep; --fresh audits again", flush=True)
+            with out:
+                print(f"{counted(folder.reused, 'results')} {verb} from an earlier sweep; --fresh audits again")
         swept = _swept(own, found)
         run = sweep_run(swept, len(own))
         run = replace(run, title=f"shard {options.shard}: {run.title}") if shard else run
         tables = _TABLES if shard is None else f"sweep-{shard[0]}-of-{shard[1]}.md"
         folder.folder.write(tables, tables_of(run))
-        code = finish(run, options, partial(_show, run, swept, options, tables), failed=any(j.failed for j in found))
+        show, failed = partial(_show, run, swept, options, tables), any(judged.failed for judged in found)
+        code = finish(run, options, show, failed=failed, out=out)
     return stopped or code or _unjudged(found, settings, options)
 
 

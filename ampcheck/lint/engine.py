@@ -19,7 +19,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from ampcheck.core.errors import UsageError
-from ampcheck.core.files import write_atomically
+from ampcheck.core.files import cache_home, write_atomically
 from ampcheck.core.run import Coverage, Finding, Run, Where
 from ampcheck.core.text import did_you_mean
 from ampcheck.lint import rules as _rules
@@ -186,7 +186,7 @@ class _Cache:
         self._chosen = chosen
         codes = "-".join(rule.check.slug for rule in chosen)
         named = hashlib.sha256(f"{_version()} {sys.version_info[:2]} {codes}".encode()).hexdigest()[:32]
-        self._path = _cache_folder() / f"lint-{named}.json"
+        self._path = cache_home() / f"lint-{named}.json"
         self._enabled, self._known, self._changed = enabled, dict[str, list[object]](), False
         if enabled:
             with suppress(OSError, ValueError):
@@ -216,11 +216,6 @@ def _reports_of(kept: object) -> list[tuple[str, Report]] | None:
     if not isinstance(kept, list):
         return None
     return [(code, Report(line, message)) for code, line, message in kept]
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "ampcheck"
 
 
 @cache

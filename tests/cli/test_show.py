@@ -380,3 +380,13 @@ def test_the_commands_of_the_guide_run(guide: str, tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode in (0, 1), f"{command}\n{done.stdout}{done.stderr}"
+
+
+def test_a_run_of_lint_without_reports_says_what_it_read(folder: Path, capfd) -> None:
+    Path("sound.py").write_text("import torch\n", encoding="utf-8")
+    assert main(["lint", "sound.py", "--no-cache", "--json", "lint.json"]) == 0
+    capfd.readouterr()
+    lines = shown(capfd, run="lint.json").splitlines()
+    assert lines[0].startswith("lint of sound.py: ")
+    assert lines[-2:] == ["looked at: 1 file, 15 rules", "nothing to mend: no finding names it"]
+    assert main(["show", "lint.json", "finding", "1"]) == 2

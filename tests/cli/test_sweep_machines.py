@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -88,6 +91,21 @@ def test_a_matrix_for_github_has_a_job_for_each_shard(ampcheck: Callable[..., Sa
     assert not (tmp_path / "ampcheck-sweep").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe that its reader has closed")
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_reader_that_has_gone_hides_no_verdict_and_loses_no_file(
+    ampcheck: Callable[..., Said], tmp_path: Path, changes: bool
+) -> None:
+    assert ampcheck("sweep", "models.py:MODELS", "--only", "b")[0] == 1
+    (tmp_path / "models.py").write_text(MODELS + "# another code\n" * changes)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = "-m ampcheck sweep models.py:MODELS --only b --no-compile --dtype float16 --json run.json".split()
+    with open(writer, "wb") as gone:
+        done = subprocess.run([sys.executable, *command], check=False, stdout=gone, stderr=subprocess.PIPE)
+    assert (done.returncode, Run.load("run.json").failed) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -104,6 +122,7 @@ def test_a_matrix_for_github_has_a_job_for_each_shard(ampcheck: Callable[..., Sa
         (["--executor", "slurm", "--slurm", "gpu"], "--slurm takes LIMIT=VALUE, such as partition=gpu; found gpu"),
         (["--executor", "slurm", "--slurm", "cluster=local", "--slurm", "colour=red"], "Unknown argument 'colour'"),
         (["--results", "nope://x"], "--results takes a folder or a URL of fsspec"),
+        (["--results", "n" * 300], "of results cannot be created: File name too long"),
     ],
 )
 def test_bad_options_of_a_sweep_are_one_sentence(

@@ -31,7 +31,7 @@ class Folder:
                 text = f"--results takes a folder or a URL of fsspec ({_PACKAGES}): {brief(error)}"
                 raise UsageError(text) from error
         self.path = Path(self._root) if isinstance(self._files, LocalFileSystem) else None
-        if self.path is not None and self.path.is_file():
+        if self.path is not None and os.path.isfile(self.path):  # of a name that is too long a Path raises
             raise UsageError(f"the results of a sweep need a folder; {self} is a file")
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Folder:
                 raise UsageError(f"--results {self} cannot be written: {brief(error)}") from error
             return
         try:
-            if not self.path.is_dir():
+            if not os.path.isdir(self.path):
                 self.path.mkdir(parents=True)
                 (self.path / ".gitignore").write_text("*\n", encoding="utf-8")  # it is usually made in a repository
         except OSError as error:
