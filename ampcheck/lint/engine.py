@@ -71,13 +71,13 @@ def lint(paths: Iterable[str | os.PathLike[str]], select: Sequence[str] = (), *,
             files += 1
             findings += [_finding(rules()[code], path, report) for code, report in reports]
     read.save()
+    names = ", ".join(os.fspath(path) for path in paths)
     if not files:
-        where = ", ".join(broken or [os.fspath(path) for path in paths])
+        where = ", ".join(broken) or names
         raise UsageError(f"lint needs a file of Python; found none in {where:.200}")
     unseen = {UNREAD: len(broken)} if broken else {}
-    title = f"lint of {', '.join(map(os.fspath, paths)):.200}"
     coverage = Coverage({"files": files, "rules": len(chosen)}, unseen)
-    return Run(findings=tuple(findings), coverage=coverage, title=title)
+    return Run(findings=tuple(findings), coverage=coverage, title=f"lint of {names:.200}")
 
 
 def _finding(rule: Rule, path: str, report: Report) -> Finding:
