@@ -299,10 +299,12 @@ def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> t
             target = replace(target, severity=own.severity, fail_on=own.fail_on)
             found.append(_judge(result, target, settings, options))
     run = sweep_run(_swept(entries, found), len(entries))
-    lacking = {name_of_target(target.target): None for target, _, result in planned if result is None}
+    lacking = {target.target: name_of_target(target.target) for target, _, result in planned if result is None}
     if lacking:
         verb = "has" if len(lacking) == 1 else "have"
-        text = f"{len(lacking):,} of {counted(len(entries), 'targets')} {verb} no result yet: {listed(lacking)}"
+        text = (
+            f"{len(lacking):,} of {counted(len(entries), 'targets')} {verb} no result yet: {listed(lacking.values())}"
+        )
         finding = COVERAGE.incomplete(place, text, hint="run the shards that they are in")
         run = replace(run, findings=(finding, *run.findings))
     return run, not lacking and all(judged.result.ended == JUDGED for judged in found)

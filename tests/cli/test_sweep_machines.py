@@ -14,6 +14,8 @@ import pytest
 
 from ampcheck.cli.main import main
 from ampcheck.core.run import Run
+from ampcheck.core.settings import Target
+from ampcheck.tools.sweep.results import AUDIT, ResultFolder, Task
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -141,3 +143,10 @@ def test_a_report_of_a_folder_without_a_sweep_is_one_sentence(ampcheck: Callable
     code, _, err = ampcheck("report", "empty")
     assert (code, err.count("\n")) == (2, 1)
     assert "empty/sweep.manifest is no manifest of a sweep" in err
+
+
+def test_members_of_one_name_in_two_collections_are_two_targets(ampcheck: Callable[..., Said]) -> None:
+    planned = [(Task(AUDIT, Target(f"{file}.py:MODELS[a]")), "") for file in ("models", "others")]
+    ResultFolder("results").begin(planned, shared=False)
+    code, out, _ = ampcheck("report", "results")
+    assert (code, "2 of 2 targets have no result yet: a, a" in " ".join(out.split())) == (2, True)

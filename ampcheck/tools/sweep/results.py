@@ -137,18 +137,18 @@ class ResultFolder:
         """Write the manifest: each task of the whole sweep, with the family of its target.
 
         Returns a sentence on tasks that the sweep before had with other code, options or versions; or "". shared: with
-        other shards: raises `UsageError` where the sweep before is not the same, or its manifest is damaged.
+        other shards: raises `UsageError` where the sweep before is not the same, or its manifest cannot be read.
         """
         tasks: list[dict[str, Any]] = [
             {"file": _name(t), "key": self.key(t), "family": family} for t, family in planned
         ]
         try:
-            planned_before = self._tasks() if self._data(_MANIFEST) else []
-        except UsageError:
-            if shared:
+            earlier = self._tasks()
+        except UsageError as error:
+            if shared and not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            planned_before = []
-        before, now = ({_identity(entry): entry for entry in each} for each in (planned_before, tasks))
+            earlier = []
+        before, now = ({_identity(entry): entry for entry in each} for each in (earlier, tasks))
         stale = [each for each in before.keys() & now.keys() if before[each]["key"] != now[each]["key"]]
         found = sorted({text for each in stale for text in changes(before[each]["key"], now[each]["key"])})
         if shared and before and (stale or before.keys() != now.keys()):
@@ -168,10 +168,6 @@ class ResultFolder:
 
         Raises `UsageError` for a folder without a manifest, and for a damaged one.
         """
-        try:
-            self.folder.read(_MANIFEST)
-        except Exception as error:  # each file system has its own
-            raise UsageError(f"{self.folder}/{_MANIFEST} is no manifest of a sweep: {brief(error)}") from error
         names = {each.name for each in fields(Target)}
         planned = []
         for entry in self._tasks():
@@ -183,8 +179,12 @@ class ResultFolder:
         return planned
 
     def _tasks(self) -> list[dict[str, Any]]:
-        """The tasks of the manifest. Raises `UsageError` for one that is damaged, newer, or names none."""
-        data, place = self._data(_MANIFEST), f"{self.folder}/{_MANIFEST}"
+        """The tasks of the manifest. Raises `UsageError` for one that is not there, cannot be read or is damaged."""
+        place = f"{self.folder}/{_MANIFEST}"
+        try:
+            data = parse_json(self.folder.read(_MANIFEST))
+        except Exception as error:  # each file system has its own
+            raise UsageError(f"{place} is no manifest of a sweep: {brief(error)}") from error
         require_schema(data, place, "manifest of a sweep", SCHEMA)
         tasks = data.get("tasks")
         if not isinstance(tasks, list) or not tasks or not all(map(_is_planned, tasks)):

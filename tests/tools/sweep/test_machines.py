@@ -331,6 +331,7 @@ def test_shards_share_a_folder_if_they_are_of_one_sweep(folder: Path, memory: An
         ('{"schema": 2, "tasks": [1]}', "is damaged"),
         ('{"schema": 2, "tasks": [{"file": "x", "family": "", "key": {"command": "audit"}}]}', "is damaged"),
         ('{"schema": 99, "tasks": []}', "has schema 99, newer than this ampcheck reads"),
+        ('{"schema": 2, "tas', "is no manifest of a sweep: JSONDecodeError"),
     ],
 )
 def test_a_damaged_manifest_is_no_sweep_that_passes_and_is_replaced_by_a_whole_one_alone(
@@ -354,6 +355,8 @@ def test_why_a_manifest_cannot_be_read_is_said(folder: Path, memory: Any, monkey
     monkeypatch.setattr(type(memory), "cat_file", refuses)
     with pytest.raises(UsageError, match="is no manifest of a sweep: PermissionError: Access Denied"):
         ResultFolder("memory://b").sweep()
+    with pytest.raises(UsageError, match="is no manifest of a sweep: PermissionError: Access Denied"):
+        ResultFolder("memory://b").begin([], shared=True)
 
 
 def test_each_executor_is_one_of_concurrent_futures() -> None:
