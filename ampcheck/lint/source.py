@@ -175,6 +175,15 @@ def dotted(node: ast.AST | None) -> str:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
+def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and those in it, but for the functions that it contains."""
+    nodes = [node]
+    while nodes:
+        yield (inner := nodes.pop())
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        nodes += [child for child in ast.iter_child_nodes(inner) if not isinstance(child, functions)]
+
+
 def number_of(node: ast.AST | None) -> float | None:
     """The number that a literal is, also `-1e9` and `float("-inf")` without an infinity; None for anything else."""
     sign = 1.0

@@ -104,6 +104,22 @@ CASES: dict[str, list[tuple[str, str]]] = {
                     optimizer.step()
             """,
         ),
+        (
+            """
+            def train(self, loss):
+                self.scaler.scale(loss).backward()
+                nn.utils.clip_grad_norm_(self.parameters(), 1.0)  # here
+                self._unscale_gradients()
+                self.scaler.step(self.optimizer)
+            """,
+            """
+            def train(self, loss):
+                self.scaler.scale(loss).backward()
+                self._unscale_gradients()
+                nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+                self.scaler.step(self.optimizer)
+            """,
+        ),
     ],
     "AMP104": [
         (
@@ -233,6 +249,18 @@ CASES: dict[str, list[tuple[str, str]]] = {
                 return torch.where(mask, x, -1e10)
             """,
         ),
+        (
+            """
+            def scores(x, mask):
+                with torch.autocast("cuda", dtype=torch.float16):
+                    return (x @ x).masked_fill(mask, -1e9)  # here
+            """,
+            """
+            def scores(x, mask):
+                with torch.autocast("cuda", dtype=torch.float16):
+                    return (x @ x).float().masked_fill(mask, -1e9)
+            """,
+        ),
     ],
     "AMP111": [
         ("p = torch.arange(n, dtype=torch.bfloat16)  # here", "p = torch.arange(n, dtype=torch.float32)"),
@@ -251,6 +279,33 @@ CASES: dict[str, list[tuple[str, str]]] = {
             def evaluate(batches):
                 total = torch.zeros((), dtype=torch.float32)
                 for batch in batches:
+                    total += batch.sum()
+            """,
+        ),
+        (
+            """
+            def evaluate(epochs):
+                for epoch in epochs:
+                    total = torch.zeros((), dtype=torch.float16)
+                    for batch in epoch:
+                        total += batch.sum()  # here
+            def another(batches):
+                total = torch.zeros((), dtype=torch.float16)
+                for batch in batches:
+                    total += batch.sum()  # here
+            """,
+            """
+            def empty():
+                total = torch.zeros((), dtype=torch.float16)
+                return total
+            def evaluate(batches):
+                total = 0.0
+                for batch in batches:
+                    total += batch.sum().item()
+            def each(batches):
+                total = torch.zeros((), dtype=torch.float16)
+                for batch in batches:
+                    total = torch.zeros((), dtype=torch.float16)
                     total += batch.sum()
             """,
         ),

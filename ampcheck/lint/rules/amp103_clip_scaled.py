@@ -24,7 +24,7 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm")
 def _read(source: Source) -> Iterator[Report]:
     for scope in source.scopes:
         passes, steps = list(scaled_passes(scope)), list(steps_of_scalers(scope))
-        unscaled = [call for call in scope.calls if call.method.startswith("unscale")]
+        unscaled = [call for call in scope.calls if "unscale" in call.method]  # helpers such as _unscale_gradients too
         for clip in scope.of(*_CLIPS):
             before = any(one.order < clip.order and not one.excludes(clip) for one in passes)
             after = any(one.order > clip.order and not one.excludes(clip) for one in steps)

@@ -2,7 +2,7 @@
 masked_fill raises, and whose sums become -inf, so that a row that is masked in all its places is NaN.
 
 Measured: masked_fill, torch.where or torch.full with a literal below -65504 in a function that uses float16 or
-.half(), and asks nowhere for torch.finfo.
+.half(), asks nowhere for torch.finfo and casts nothing to float32.
 
 Causes: A constant of float32.
 
@@ -22,6 +22,9 @@ _LEAST = -65504.0
 _FILLS = {"masked_fill": 1, "masked_fill_": 1, "where": 2, "full": 1, "full_like": 1}
 """Functions that fill, and the place of the value among their arguments; `where` takes it in either of two places."""
 
+_SURE = ("finfo", "1e4", "65504", "10000", ".float()", "torch.float32")
+"""What a function has that has another value for float16, or masks in float32."""
+
 
 def _read(source: Source) -> Iterator[Report]:
     for scope in source.scopes:
@@ -39,10 +42,10 @@ def _read(source: Source) -> Iterator[Report]:
 
 
 def _in_half(source: Source, scope: Scope) -> bool:
-    """Return whether a function casts to float16, and has no other value for it."""
+    """Return whether a function casts to float16, never to float32, and has no other value for it."""
     text = source.text_of(scope.node) if not isinstance(scope.node, ast.Module) else ""
     casts = ".half()" in text or "torch.float16" in text or "torch.half" in text
-    return casts and "finfo" not in text and "1e4" not in text and "65504" not in text and "10000" not in text
+    return casts and not any(part in text for part in _SURE)
 
 
 RULE = Rule(

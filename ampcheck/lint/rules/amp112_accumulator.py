@@ -1,7 +1,8 @@
 """Requires: What is added up over steps or batches is added up in float32: a sum in bfloat16 stops growing at 256 times
 its addend, one in float16 at 2048 times.
 
-Measured: A name is bound to zeros in 16 bits, and += adds to it in a loop of the same function.
+Measured: A name is bound to zeros in 16 bits, and += adds to it in a loop of the same function, which binds it to no
+zeros anew.
 
 Causes: zeros_like of a 16-bit loss; a metric in the dtype of the model.
 
@@ -11,33 +12,34 @@ Fix: torch.zeros((), dtype=torch.float32), or add up loss.item().
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ampcheck.core.check import Check
 from ampcheck.lint.rule import Report, Rule
-from ampcheck.lint.source import NARROW, Source, dotted
+from ampcheck.lint.source import NARROW, Source, dotted, own_nodes
 
 _MADE = ("zeros", "tensor", "zeros_like", "new_zeros")
 
 
 def _read(source: Source) -> Iterator[Report]:
-    told = set[int]()  # the module has the loops of its functions, too
     for scope in source.scopes:
-        narrow = dict(_zeros(source, scope.node))
-        if not narrow:
-            continue
-        for loop in (node for node in ast.walk(scope.node) if isinstance(node, (ast.For, ast.While))):
-            for node in ast.walk(loop):
-                if not isinstance(node, ast.AugAssign) or not isinstance(node.op, ast.Add) or node.lineno in told:
+        nodes, told = list(own_nodes(scope.node)), set[str]()
+        zeros = list(_zeros(source, nodes))
+        for loop in (node for node in nodes if zeros and isinstance(node, (ast.For, ast.While))):
+            for node in own_nodes(loop):
+                if not isinstance(node, ast.AugAssign) or not isinstance(node.op, ast.Add):
                     continue
-                if (name := dotted(node.target)) in narrow:
-                    told.add(node.lineno)
-                    yield Report(node.lineno, f"{name} is in 16 bits (line {narrow.pop(name)}) and stops growing")
+                name = dotted(node.target)
+                lines = [line for made, line in zeros if made == name]
+                anew = any(loop.lineno <= line <= (loop.end_lineno or line) for line in lines)
+                if lines and not anew and name not in told:
+                    told.add(name)
+                    yield Report(node.lineno, f"{name} is in 16 bits (line {min(lines)}) and stops growing")
 
 
-def _zeros(source: Source, node: ast.AST) -> Iterator[tuple[str, int]]:
-    """The names of 16-bit zeros, and their lines."""
-    for part in ast.walk(node):
+def _zeros(source: Source, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield the names of 16-bit zeros, and their lines."""
+    for part in nodes:
         if not isinstance(part, ast.Assign) or not isinstance(part.value, ast.Call) or len(part.targets) != 1:
             continue
         call, name = part.value, dotted(part.targets[0])
