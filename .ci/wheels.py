@@ -2,13 +2,16 @@
 
     python .ci/wheels.py                 over the packages of this environment: half a minute
     python .ci/wheels.py 2.6.0 2.14.1    with these releases of PyTorch from the package index: gigabytes each
+    python .ci/wheels.py --keep dist     leave what was checked in this folder, which must be new
 
 Needs build, twine and pip. Exits with the status of the first command that fails.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -52,13 +55,19 @@ def test_speed(speed):
 """
 
 
-def main(releases: list[str]) -> None:
+def main(words: list[str]) -> None:
     """Build once; then use the wheel with each release, or with the packages of this environment."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("releases", nargs="*", default=[""])
+    parser.add_argument("--keep", type=Path)
+    options = parser.parse_args(words)
     with tempfile.TemporaryDirectory() as folder:
         wheel = build(Path(folder))
-        for release in releases or [""]:
+        for release in options.releases:
             with tempfile.TemporaryDirectory() as environment:
                 use(wheel, release, Path(environment))
+        if options.keep:
+            shutil.copytree(folder, options.keep)
 
 
 def build(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -143,6 +144,53 @@ def test_reports_of_an_earlier_command_do_not_stay(tmp_path):
 def test_each_command_of_the_description_takes_every_report(command):
     reports = "--html a --json b --sarif c --markdown d".split()
     assert _parser().parse_args([*command.split(), *reports]).markdown == "d"
+
+
+# The workflows -------------------------------------------------------------------------------------------------------
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PIN = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+OWN_ACTION = "ampcheck/ampcheck/.github/actions/ampcheck@"
+"""In a workflow for users; no release of ampcheck has a digest yet."""
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_is_valid_by_the_schema_of_workflows(path):
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema, which ships the schema, needs Python 3.11")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_action_is_pinned_by_its_digest_and_its_tag_and_everywhere_by_the_same():
+    """Those of this repository, of the workflow that `ampcheck init` writes, and of the documentation."""
+    template = ROOT / "ampcheck/tools/init/templates/ampcheck.yml.jinja"
+    files = [*WORKFLOWS, ACTION / "action.yml", template, *(ROOT / "docs").rglob("*.md")]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    uses = {use for text in texts for use in re.findall(r"^ *(?:- )?uses: (.+)$", text, re.MULTILINE)}
+    foreign = {use for use in uses if not use.startswith(OWN_ACTION)}
+    assert len(foreign) > 5
+    assert [use for use in foreign if not PIN.fullmatch(use)] == []
+    assert len(foreign) == len({use.partition("@")[0] for use in foreign})
+
+
+def test_the_version_is_the_same_in_the_citation():
+    project = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert project is not None
+    assert citation["version"] == project[1]
+
+
+def test_the_forms_of_issues_are_valid_by_their_schema():
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[a-z]*_*.yml"))
+    assert len(forms) == 3
+    for form in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in forms):
+        assert {"name", "description", "labels", "body"} == set(form)
+        fields = [field for field in form["body"] if field["type"] != "markdown"]
+        assert len({field["id"] for field in fields}) == len(fields) > 3
+        assert "ampcheck doctor" in str(form)
+        assert "--json" in str(form)
 
 
 # The comment ---------------------------------------------------------------------------------------------------------
