@@ -17,7 +17,7 @@ import yaml
 
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import _parser
-from ampcheck.core.run import Run
+from ampcheck.core.run import SCHEMA, Run
 from ampcheck.report.markdown import comment_of
 
 ROOT = Path(__file__).parents[2]
@@ -90,13 +90,6 @@ def action() -> dict[str, Any]:
 # The action ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_action_is_valid_by_the_schema_of_actions():
-    pytest.importorskip("check_jsonschema", reason="check-jsonschema, which ships the schema, needs Python 3.11")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions"]
-    done = subprocess.run([*command, str(ACTION / "action.yml")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_every_script_is_bash(action, tmp_path):
     scripts = [step["run"] for step in action["runs"]["steps"] if "run" in step]
     scripts += [path.read_text(encoding="utf-8") for path in ACTION.glob("*.sh")]
@@ -155,14 +148,6 @@ OWN_ACTION = "ampcheck/ampcheck/.github/actions/ampcheck@"
 """In a workflow for users; no release of ampcheck has a digest yet."""
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_a_workflow_is_valid_by_the_schema_of_workflows(path):
-    pytest.importorskip("check_jsonschema", reason="check-jsonschema, which ships the schema, needs Python 3.11")
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_every_action_is_pinned_by_its_digest_and_its_tag_and_everywhere_by_the_same():
     """Those of this repository, of the workflow that `ampcheck init` writes, and of the documentation."""
     template = ROOT / "ampcheck/tools/init/templates/ampcheck.yml.jinja"
@@ -182,15 +167,39 @@ def test_the_version_is_the_same_in_the_citation():
     assert citation["version"] == project[1]
 
 
-def test_the_forms_of_issues_are_valid_by_their_schema():
-    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[a-z]*_*.yml"))
+def test_the_policy_of_releases_names_what_is_tested_and_written():
+    page = (ROOT / "docs/guides/stability.md").read_text(encoding="utf-8")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))["jobs"]
+    matrix = jobs["versions"]["strategy"]["matrix"]["include"]
+    listed = re.findall(r"^\| (3\.\d+) \| (2\.\d+) \| each night \|$", page, re.MULTILINE)
+    assert listed == [(one["python"], one["torch"]) for one in matrix]
+    assert f"| {', '.join(jobs['wheels']['strategy']['matrix']['torch'])} |" in page
+    assert f"| Run JSON (`--json`) | {SCHEMA};" in page
+
+
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+SCHEMAS = {
+    **dict.fromkeys(WORKFLOWS, "github-workflows"),
+    **dict.fromkeys(FORMS, "github-issue-forms"),
+    ROOT / ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    ROOT / ".github/dependabot.yml": "dependabot",
+    ROOT / "CITATION.cff": "citation-file-format",
+    ACTION / "action.yml": "github-actions",
+}
+
+
+@pytest.mark.parametrize("path", SCHEMAS, ids=lambda path: path.name)
+def test_a_file_is_valid_by_its_schema(path):
+    pytest.importorskip("check_jsonschema", reason="check-jsonschema, which ships the schemas, needs Python 3.11")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{SCHEMAS[path]}", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_forms_of_issues_ask_for_the_doctor_and_the_run():
+    forms = [path.read_text(encoding="utf-8") for path in FORMS if path.name != "config.yml"]
     assert len(forms) == 3
-    for form in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in forms):
-        assert {"name", "description", "labels", "body"} == set(form)
-        fields = [field for field in form["body"] if field["type"] != "markdown"]
-        assert len({field["id"] for field in fields}) == len(fields) > 3
-        assert "ampcheck doctor" in str(form)
-        assert "--json" in str(form)
+    assert all("`ampcheck doctor`" in form and "`--json run.json`" in form for form in forms)
 
 
 # The comment ---------------------------------------------------------------------------------------------------------
