@@ -207,15 +207,15 @@ def used(
             continue
         files, lines = files + 1, _lines_by_name(source)
         findings += [_finding(one, path, line, name) for one in every for line, name in _uses(one.defect, lines)]
+    names = ", ".join(os.fspath(path) for path in paths)
     if not files:
-        where = ", ".join(broken or [os.fspath(path) for path in paths])
+        where = ", ".join(broken) or names
         raise UsageError(f"known needs a file of Python; found none in {where:.200}")
     unseen = {UNREAD: len(broken), OTHERS: len(defects) - len(matter)}
     findings.sort(key=lambda finding: (finding.where.file, finding.where.line or 0))
     seen = {"files": files, "defects": len(matter)}
-    return Run(
-        findings=tuple(findings), coverage=Coverage(seen, {what: count for what, count in unseen.items() if count})
-    )
+    coverage = Coverage(seen, {what: count for what, count in unseen.items() if count})
+    return Run(findings=tuple(findings), coverage=coverage, title=f"known defects in {names:.200}")
 
 
 def _mentions(every: Iterable[Known]) -> Callable[[bytes], bool]:

@@ -313,6 +313,11 @@ def test_a_list_of_members_has_their_families(folder: Path) -> None:
     }
 
 
+def test_a_byte_order_mark_of_a_list_is_no_part_of_its_first_target(folder: Path) -> None:
+    (folder / "list.txt").write_bytes(b"\xef\xbb\xbfmodels.py:sound\r\n")
+    assert read_list("list.txt") == [Entry("models.py:sound")]
+
+
 @pytest.mark.parametrize(
     "meta", ["{'healthy': {'layers': 1}}", "{'healthy': 'linear'}", "{'healthy': {'family': 7}}", "3", "['healthy']"]
 )

@@ -352,6 +352,7 @@ def test_json_of_uses_is_a_run_and_github_has_annotations(
     assert fails(folder, USE, "--json") == 1
     run = Run.from_json(json.loads(capsys.readouterr().out))
     assert run.findings == used(["src"], data="data.json").findings
+    assert run.title == "known defects in src"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert fails(folder) == 1
     assert "file=src/use.py,line=4::fakelib.losses.Sharp of fake-lib 1.1" in capsys.readouterr().out

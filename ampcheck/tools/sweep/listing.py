@@ -58,7 +58,7 @@ def _targets(source: str) -> list[str]:
         raise UsageError(f"a sweep of a Python file needs the name of the collection in it, {source}:NAME")
     if path.exists():
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} must be a text file with a target a line: {error}") from error
         return [line for text in lines if (line := text.partition(" #")[0].strip()) and not line.startswith("#")]
