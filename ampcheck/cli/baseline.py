@@ -16,6 +16,9 @@ _REASON = "found when the baseline was written"
 PATIENCE = 60.0
 """Seconds to wait for another process that writes the baseline."""
 
+_OF_SOURCE = frozenset(("lint", "known"))
+"""Families of reports on source, which stay accepted where their lines say so."""
+
 _DAYS = 180
 """How long findings are accepted by default."""
 
@@ -73,6 +76,11 @@ def _baseline(options: argparse.Namespace) -> int:
         runs = [audited.run for audited in audits(targets, settings, options)]
     path = settings.folder / settings.baseline
     findings = merge(runs).findings
+    if of_source := {finding.family for finding in findings} & _OF_SOURCE:
+        raise UsageError(
+            f"{of_source.pop()} reads no baseline: accept what it reports on the line, "
+            "by `# ampcheck: ignore[CODE] REASON`"
+        )
     with only_writer(path, PATIENCE):
         before = Baseline.load(path)
         if options.prune:

@@ -192,6 +192,15 @@ def test_the_command_writes_runs_and_sarif_with_the_pages_of_its_rules(folder: P
     assert "deprecated since PyTorch 2.4" in json.dumps(rule)
 
 
+def test_a_baseline_is_not_written_where_lint_would_not_read_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["lint", "--json", "run.json"])
+    assert main(["baseline", "--from", "run.json"]) == 2
+    assert "lint reads no baseline: accept what it reports on the line" in capsys.readouterr().err
+    assert not (folder / "ampcheck.baseline.json").exists()
+
+
 def test_explain_prints_the_page_of_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "AMP103"]) == 0
     assert "how to fix it\n  scaler.unscale_(optimizer)" in capsys.readouterr().out
