@@ -34,7 +34,15 @@ from ampcheck.records.accuracy import AccuracyStats
 from ampcheck.records.graphs import GraphStats
 from ampcheck.records.results import FLOAT32, FLOOR, SLACK
 
-CHECK = Check("compiled-error", "compile", __doc__, subjects=EVERY, needs=("AccuracyStats", "GraphStats"), order=570)
+CHECK = Check(
+    "compiled-error",
+    "compile",
+    __doc__,
+    subjects=EVERY,
+    needs=("AccuracyStats", "GraphStats"),
+    order=570,
+    evidence=("hf/GlmAsrEncoder",),
+)
 
 
 def check(stats: AccuracyStats | GraphStats, limits: Limits | GraphLimits) -> list[Finding]:

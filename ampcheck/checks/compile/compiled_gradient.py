@@ -25,7 +25,15 @@ from ampcheck.core.run import Finding
 from ampcheck.core.subject import EVERY
 from ampcheck.records.accuracy import AccuracyStats
 
-CHECK = Check("compiled-gradient", "compile", __doc__, subjects=EVERY, needs=("AccuracyStats",), order=580)
+CHECK = Check(
+    "compiled-gradient",
+    "compile",
+    __doc__,
+    subjects=EVERY,
+    needs=("AccuracyStats",),
+    order=580,
+    evidence=("diffusers/AutoencoderKL", "hf/VideoMAEForVideoClassification"),
+)
 
 
 def check(stats: AccuracyStats, limits: Limits) -> list[Finding]:
