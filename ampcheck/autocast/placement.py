@@ -82,8 +82,7 @@ def placed(kind: str, gpu: str = "") -> Iterator[None]:
 
 
 def is_open(kind: str = "cuda") -> bool:
-    """Return whether a device is placed on the CPU now, so that `torch.cuda` and its like tell nothing about this
-    machine."""
+    """Return whether the CPU stands in for this device now: `torch.cuda` then describes the emulated device."""
     return bool(_open) and placed_kind() == kind
 
 

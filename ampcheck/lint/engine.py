@@ -143,14 +143,14 @@ def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | N
     """The reports of a file by the codes of their rules; None of one that is no Python."""
     content = content_of(path)
     contains = _Contains(content)
-    told = [rule for rule in chosen if _may_report(rule, content, contains)]
-    if not told:
+    may_report = [rule for rule in chosen if _may_report(rule, content, contains)]
+    if not may_report:
         return []
     source = parse(path, content)
     if source is None:
         return None
     try:
-        found = [(rule.check.slug, report) for rule in told for report in rule.read(source)]
+        found = [(rule.check.slug, report) for rule in may_report for report in rule.read(source)]
     except RecursionError:
         return None
     return sorted(found, key=lambda one: (one[1].line, one[0]))

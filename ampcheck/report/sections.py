@@ -155,7 +155,7 @@ def _check_section(run: Run, check: str) -> CheckSection:
 
 
 def _heads(findings: Sequence[Finding], problems: Iterable[Cause]) -> dict[str, str]:
-    """Return what tells subjects apart: their arms, such as `float16, eager`, unless they differ in their names."""
+    """Return the part of a name by which subjects differ: their arms, such as `float16, eager`, or else their names."""
     heads = {finding.subject: str(finding.arm) for finding in findings}
     heads |= {cause.finding.subject: cause.arms for cause in problems}
     alone = len({finding.name for finding in findings}) == 1 and all(heads.values())

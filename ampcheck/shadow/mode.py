@@ -396,6 +396,5 @@ class Shadow(OpSubscriber):
 
 
 def _traces() -> bool:
-    """Return whether ops are being traced (`FakeTensorMode`, `make_fx`, export): there are no values, or they are
-    recorded."""
+    """Return whether ops are traced (`FakeTensorMode`, `make_fx`, export): without values, or to be recorded."""
     return any(map(mode_of_kind, TRACERS))

@@ -21,7 +21,7 @@ from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.json_files import from_plain, read_json, untag_nonfinite
 from ampcheck.core.run import Coverage, Finding, Run, Where
-from ampcheck.core.text import did_you_mean
+from ampcheck.core.text import counted, did_you_mean
 from ampcheck.lint.engine import UNREAD, content_of, parse, python_files
 from ampcheck.lint.source import Source, dotted
 from ampcheck.outcome.comments import commented
@@ -197,6 +197,9 @@ def used(
     """
     defects = read_defects(data)
     matter = [defect for defect in defects if defect.matters(ways=ways, dtypes=dtypes, devices=devices)]
+    if not matter:
+        text = f"{counted(len(defects), 'defects')} is met in the ways, dtypes and devices that were asked for"
+        raise UsageError(f"none of {text}: ask for more, or leave an option out")
     every = [one for one in (Known(defect, installed(defect.package)) for defect in matter) if one.state != "mended"]
     findings, broken, files, mentioned = list[Finding](), list[str](), 0, _mentions(every)
     for path in python_files(paths := list(paths)):

@@ -93,7 +93,6 @@ def test_the_data_of_the_wheel_have_the_published_schema_and_name_what_broke() -
     defects = read_defects()
     assert len(defects) >= 85
     for one in defects:
-        assert one.functions or one.name == "torch-compiled-transposed-sum", one.name  # of what is compiled
         assert one.dtypes, one.name
         assert one.cure, one.name
         assert one.measured, one.name
@@ -305,14 +304,18 @@ def test_a_comment_accepts_a_use_with_its_reason(folder: Path, capsys: pytest.Ca
 
 
 def test_what_does_not_matter_is_counted_and_does_not_fail(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails(folder, USE, "--dtype", "bfloat16") == 2
+    assert "none of 1 defect is met in the ways, dtypes and devices" in capsys.readouterr().err
+    other = {"name": "other", "names": ["fakelib.other"], "beside": []}
+    write(folder / "data.json", defect(), defect("fakelib-other", functions=[other], dtypes=["bfloat16"]))
     assert fails(folder, USE, "--dtype", "bfloat16") == 0
     assert "1 defects whose way, dtype or device does not matter" in capsys.readouterr().out
     write(folder / "data.json", defect(way="bfloat16", measured=[measurement("1.1", "cpu")]))
-    assert fails(folder) == 0
+    assert fails(folder) == 2
     assert fails(folder, USE, "--way", "bfloat16", "--device", "cuda") == 1  # without autocast no device matters
     write(folder / "data.json", defect(measured=[measurement("1.1", "cpu")]))
     assert fails(folder) == 1
-    assert fails(folder, USE, "--device", "cuda") == 0
+    assert fails(folder, USE, "--device", "cuda") == 2
 
 
 def test_a_method_is_used_where_its_class_is_too(folder: Path) -> None:
@@ -367,6 +370,15 @@ def test_where_nothing_can_be_read_nothing_passes(folder: Path, capsys: pytest.C
     assert "1 files that are no Python" in capsys.readouterr().out
     assert main(["known", "--fail-if-used", "gone", "--data", "data.json"]) == 2
     assert main(["known", "fake-lib", "--fail-if-used", "src", "--data", "data.json"]) == 2
+
+
+def test_a_defect_has_functions_where_its_report_names_some() -> None:
+    reports = Path(__file__).parents[2] / "reports" / "found"
+    if not reports.is_dir():
+        pytest.skip("the files of the repository are not in this copy of the tests")
+    for one in read_defects():
+        report = (reports / one.name / "report.md").read_text(encoding="utf-8")
+        assert bool(one.functions) == ("functions:" in report.lower()), one.name
 
 
 def test_each_repro_uses_its_functions() -> None:

@@ -1,8 +1,8 @@
 """Requires: What is added up over steps or batches is added up in float32: a sum in bfloat16 stops growing at 256 times
 its addend, one in float16 at 2048 times.
 
-Measured: A name is bound to zeros in 16 bits, and += adds to it in a loop of the same function, which binds it to no
-zeros anew.
+Measured: A name is bound to zeros in 16 bits, and += adds to it in a loop of the same function that
+does not reset it.
 
 Causes: zeros_like of a 16-bit loss; a metric in the dtype of the model.
 
@@ -23,7 +23,7 @@ _MADE = ("zeros", "tensor", "zeros_like", "new_zeros")
 
 def _read(source: Source) -> Iterator[Report]:
     for scope in source.scopes:
-        nodes, told = list(own_nodes(scope.node)), set[str]()
+        nodes, reported = list(own_nodes(scope.node)), set[str]()
         zeros = list(_zeros(source, nodes))
         for loop in (node for node in nodes if zeros and isinstance(node, (ast.For, ast.While))):
             for node in own_nodes(loop):
@@ -31,9 +31,9 @@ def _read(source: Source) -> Iterator[Report]:
                     continue
                 name = dotted(node.target)
                 lines = [line for made, line in zeros if made == name]
-                anew = any(loop.lineno <= line <= (loop.end_lineno or line) for line in lines)
-                if lines and not anew and name not in told:
-                    told.add(name)
+                is_reset = any(loop.lineno <= line <= (loop.end_lineno or line) for line in lines)
+                if lines and not is_reset and name not in reported:
+                    reported.add(name)
                     yield Report(node.lineno, f"{name} is in 16 bits (line {min(lines)}) and stops growing")
 
 

@@ -54,7 +54,7 @@ class TrainingScript:
 
     @property
     def is_target(self) -> bool:
-        """True if `ampcheck audit` runs it as it is, without a test that prepares it."""
+        """True if `ampcheck audit` can run it: it needs no arguments and no data from a test."""
         return self.function is not None and not (self.arguments or self.datasets)
 
 

@@ -164,7 +164,7 @@ class ResultFolder:
         return f"{text} ({listed(found)}): the targets are audited again" if count else ""
 
     def sweep(self) -> list[tuple[Target, str, Result | None]]:
-        """Of each task of the sweep: its target, the family of it, and its result where it is there and sound.
+        """Return the target of each task of the sweep, with its family, and with its result if that is there and sound.
 
         Raises `UsageError` for a folder without a manifest, and for a damaged one.
         """
