@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ampcheck.cli.output import EXIT_CODES, USAGE, Commands, Stdout, add_output, finish, print_report
+from ampcheck.cli.output import EXIT_CODES, Commands, Stdout, add_output, finish, print_report
 from ampcheck.cli.sweep import load_sweep
 from ampcheck.core import run as records
 from ampcheck.core.errors import UsageError
@@ -63,12 +63,8 @@ def _report(options: argparse.Namespace) -> int:
         raise UsageError(f"--compare takes two runs, the earlier first; found {len(options.runs)}")
 
     settings = load_settings()
-    incomplete = False
-    runs = []
-    for path in options.runs:
-        run, whole = load_sweep(path, settings, options) if _is_folder(path) else (load_run(path), True)
-        runs.append(run)
-        incomplete |= not whole
+    loaded = [load_sweep(path, settings, options) if _is_folder(path) else (load_run(path), 0) for path in options.runs]
+    runs = [run for run, _ in loaded]
     if options.compare:
         options.kind = "compare"
         factor = FACTOR if options.factor is None else options.factor
@@ -78,7 +74,7 @@ def _report(options: argparse.Namespace) -> int:
     failed = any(run.of(verdict) for verdict in FAIL_ON[options.fail_on or settings.fail_on])
     tables = run.tables[:1] if options.compare or len(runs) > 1 else ()
     show = partial(print_report, run, tables, verbose=options.verbose, tables_first=options.compare)
-    return finish(run, options, show, failed=failed) or (USAGE if incomplete else 0)
+    return finish(run, options, show, failed=failed) or max(code for _, code in loaded)
 
 
 def _is_folder(path: str) -> bool:

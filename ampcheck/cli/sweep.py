@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,10 @@ from ampcheck.cli.targets import (
     for_target,
     settings_of,
     targets_of,
-    with_selection,
 )
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.errors import UsageError
-from ampcheck.core.subject import name_of_target
+from ampcheck.core.subject import name_of_target, names_of_targets
 from ampcheck.core.text import counted, listed
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ampcheck.core.run import Run
     from ampcheck.core.settings import Settings, Target
     from ampcheck.tools.sweep.listing import Entry
-    from ampcheck.tools.sweep.results import Result
+    from ampcheck.tools.sweep.results import Result, ResultFolder, Task
     from ampcheck.tools.sweep.summary import Swept
 
 _TIME = 900.0
@@ -158,6 +157,7 @@ def _sweep(options: argparse.Namespace) -> int:
         return out.code()
     options.targets = [entry.target for entry in entries]
     targets = {target.target: target for target in targets_of(options, settings)}
+    names = names_of_targets(targets)
     commands = (AUDIT, COMPILATION) if options.speed else (AUDIT,)
     planned = [(Task(command, targets[e.target]), e.family) for e in entries for command in commands]
     own = {entry.target: entry for entry in (split(entries, shard[1], costs)[shard[0] - 1] if shard else entries)}
@@ -165,17 +165,14 @@ def _sweep(options: argparse.Namespace) -> int:
     folder = ResultFolder(options.results)
     logs = (folder.folder.path or Path(_RESULTS).absolute()) / "slurm"
     executor = opening(options.executor, jobs=options.jobs, seconds=options.time, limits=options.slurm, folder=logs)
-    changed = folder.begin(planned, shared=shard is not None and not options.fresh)
-    if changed and not options.fresh:
-        with out:
-            print(changed)
     allowance = Allowance(options.time, _memory(options))
     found: list[_Judged] = []
     stopped = 0
-    with second_interrupt_ends():
+    with second_interrupt_ends(), ExitStack() as until_written:
         try:
-            results = sweep(tasks, folder, allowance, executor, fresh=options.fresh)
-            for judged in _judged(results, len(tasks), targets, settings, options):
+            begin = partial(_begin, folder, planned, options, out, until_written)
+            results = sweep(tasks, folder, allowance, executor, fresh=options.fresh, begin=begin)
+            for judged in _judged(results, len(tasks), targets, names, settings, options):
                 found.append(judged)  # noqa: PERF402  # an interrupt keeps those
         except KeyboardInterrupt as error:
             _, stopped = ending_of(error)
@@ -183,14 +180,31 @@ def _sweep(options: argparse.Namespace) -> int:
             verb = "is" if folder.reused == 1 else "are"
             with out:
                 print(f"{counted(folder.reused, 'results')} {verb} from an earlier sweep; --fresh audits again")
-        swept = _swept(own, found)
+        swept = _swept(own, names, found)
         run = sweep_run(swept, len(own))
         run = replace(run, title=f"shard {options.shard}: {run.title}") if shard else run
         tables = _TABLES if shard is None else f"sweep-{shard[0]}-of-{shard[1]}.md"
-        folder.folder.write(tables, tables_of(run))
+        if found:
+            folder.folder.write(tables, tables_of(run))
         show, failed = partial(_show, run, swept, options, tables), any(judged.failed for judged in found)
         code = finish(run, options, show, failed=failed, out=out)
-    return stopped or code or _unjudged(found, settings, options)
+    return stopped or code or _unjudged(found, settings, each=bool(options.select))
+
+
+def _begin(
+    folder: ResultFolder,
+    planned: Sequence[tuple[Task, str]],
+    options: argparse.Namespace,
+    out: Stdout,
+    until_written: ExitStack,
+) -> None:
+    """Write the manifest, and print what it changes. until_written: ends when all files of the sweep are written."""
+    if not options.shard:
+        until_written.enter_context(folder.folder.only_sweep())
+    changed = folder.begin(planned, shared=bool(options.shard) and not options.fresh)
+    if changed and not options.fresh:
+        with out:
+            print(changed)
 
 
 class _Judged(NamedTuple):
@@ -205,28 +219,30 @@ def _judged(
     results: Generator[Result, None, None],
     total: int,
     targets: Mapping[str, Target],
+    names: Mapping[str, str],
     settings: Settings,
     options: argparse.Namespace,
 ) -> Iterator[_Judged]:
-    """The results as they come, with the progress of the sweep."""
+    """The results as they come, with the progress of the sweep. names: of targets, in reports."""
     from ampcheck.report import progress_bar
 
     with progress_bar() as progress, closing(results):
         progress("starting", 0, total)
         for number, result in enumerate(results, 1):
-            judged = _judge(result, targets[result.target], settings, options)
-            progress(f"the last: {result.command} of {name_of_target(result.target)}", number, total)
+            name = names[result.target]
+            judged = _judge(result, targets[result.target], name, settings, options)
+            progress(f"the last: {result.command} of {name}", number, total)
             yield judged
 
 
-def _judge(result: Result, target: Target, settings: Settings, options: argparse.Namespace) -> _Judged:
-    from ampcheck.core.run import FAIL_ON
+def _judge(result: Result, target: Target, name: str, settings: Settings, options: argparse.Namespace) -> _Judged:
+    from ampcheck.core.run import FAIL_ON, renamed
     from ampcheck.outcome.accept import accept
     from ampcheck.outcome.raising import with_commands
     from ampcheck.tools.sweep.results import AUDIT
 
     own = for_target(settings, target, options)
-    run = accept(result.run, own)
+    run = accept(renamed(result.run, name_of_target(target.target), name), own)
     if result.command == AUDIT:
         run = with_commands(run, partial(command_of, target))
     return _Judged(result, run, any(run.of(verdict) for verdict in FAIL_ON[own.fail_on]))
@@ -252,54 +268,59 @@ def _memory(options: argparse.Namespace) -> int | None:
     return None if total is None else int(_SHARE * total / (options.jobs or 1))
 
 
-def _swept(entries: Mapping[str, Entry], found: Sequence[_Judged]) -> list[Swept]:
+def _swept(entries: Mapping[str, Entry], names: Mapping[str, str], found: Sequence[_Judged]) -> list[Swept]:
     """The targets with an audit, in their order."""
     from ampcheck.tools.sweep.results import AUDIT, COMPILATION
     from ampcheck.tools.sweep.summary import Swept
 
     by_command = {(judged.result.command, judged.result.target): judged for judged in found}
     swept = []
-    for name, entry in entries.items():
-        if (audit := by_command.get((AUDIT, name))) is not None:
-            compilation = by_command.get((COMPILATION, name))
-            swept.append(Swept(entry, audit.result, audit.run, compilation.run if compilation else None))
+    for target, entry in entries.items():
+        if (audit := by_command.get((AUDIT, target))) is not None:
+            compilation = by_command.get((COMPILATION, target))
+            compiled = compilation.run if compilation else None
+            swept.append(Swept(entry, names[target], audit.result, audit.run, compiled))
     return swept
 
 
-def _unjudged(found: Sequence[_Judged], settings: Settings, options: argparse.Namespace) -> int:
-    """The exit code of a sweep in which nothing failed: another than 0 where not all was judged."""
+def _unjudged(found: Sequence[_Judged], settings: Settings, *, each: bool) -> int:
+    """The exit code of a sweep in which nothing failed: another than 0 where not all was judged. each: see
+    `selected_groups`."""
+    from ampcheck.checks.selection import unjudged
     from ampcheck.outcome.accept import selected_groups
     from ampcheck.tools.sweep.results import CRASHED, JUDGED
 
     endings = {judged.result.ended for judged in found}
     if CRASHED in endings:
         return UNABLE
-    lacking = with_selection([judged.run for judged in found], selected_groups(settings, each=True), options)[1]
-    return USAGE if lacking or endings != {JUDGED} else 0
+    findings = [finding for judged in found for finding in judged.run.findings]
+    return USAGE if unjudged(findings, selected_groups(settings, each=each)) or endings != {JUDGED} else 0
 
 
-def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> tuple[Run, bool]:
-    """The run of the sweep whose results are in a folder or at a URL, and whether all its targets are judged.
+def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> tuple[Run, int]:
+    """The run of the sweep whose results are in a folder or at a URL, and the exit code where nothing in it fails: that
+    of the sweep itself, and 2 where targets have no result yet.
 
     options: of `ampcheck report`. Raises `UsageError` for a place without a sweep.
     """
     from ampcheck.checks.always.coverage import CHECK as COVERAGE
     from ampcheck.tools.sweep.listing import Entry
-    from ampcheck.tools.sweep.results import JUDGED, ResultFolder
+    from ampcheck.tools.sweep.results import ResultFolder
     from ampcheck.tools.sweep.summary import sweep_run
 
     known = {target.target: target for target in settings.targets}
     entries: dict[str, Entry] = {}
     found: list[_Judged] = []
     planned = ResultFolder(place).sweep()
+    names = names_of_targets(target.target for target, *_ in planned)
     for target, family, result in planned:
         entries[target.target] = Entry(target.target, family)
         if result is not None:
             own = known.get(target.target, target)
             target = replace(target, severity=own.severity, fail_on=own.fail_on)
-            found.append(_judge(result, target, settings, options))
-    run = sweep_run(_swept(entries, found), len(entries))
-    lacking = {target.target: name_of_target(target.target) for target, _, result in planned if result is None}
+            found.append(_judge(result, target, names[target.target], settings, options))
+    run = sweep_run(_swept(entries, names, found), len(entries))
+    lacking = {target.target: names[target.target] for target, _, result in planned if result is None}
     if lacking:
         verb = "has" if len(lacking) == 1 else "have"
         text = (
@@ -307,7 +328,7 @@ def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> t
         )
         finding = COVERAGE.incomplete(place, text, hint="run the shards that they are in")
         run = replace(run, findings=(finding, *run.findings))
-    return run, not lacking and all(judged.result.ended == JUDGED for judged in found)
+    return run, _unjudged(found, settings, each=False) or (USAGE if lacking else 0)
 
 
 def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace, tables_file: str) -> None:
@@ -319,4 +340,5 @@ def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace, tables_
     print_tables([*([brief_table(shown)] if shown else []), *tables])
     if len(shown) < len(swept):
         print(f"{counted(len(swept) - len(shown), 'targets')} without a finding: -v prints their rows, too")
-    print(f"{run.title}; all tables: {options.results.rstrip('/')}/{tables_file}")
+    where = f"; all tables: {options.results.rstrip('/')}/{tables_file}" if swept else ""
+    print(f"{run.title}{where}")

@@ -163,8 +163,8 @@ def audits(
     from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK
     from ampcheck.checks.compile.recompile import CHECK as RECOMPILE
     from ampcheck.core.run import FAIL_ON, Run
-    from ampcheck.outcome.accept import accept, levels_and_selection
-    from ampcheck.outcome.raising import with_commands
+    from ampcheck.core.subject import names_of_targets
+    from ampcheck.outcome.accept import levels_and_selection
     from ampcheck.report import progress_bar
 
     settings_by_target = [
@@ -173,12 +173,10 @@ def audits(
     of_graphs = {GRAPH_BREAK.slug, RECOMPILE.slug, EAGER_FALLBACK.slug, CUDAGRAPH.slug}
     # A mistyped check is reported before an audit that takes minutes.
     selections = [levels_and_selection(own)[1] for _, own in settings_by_target]
+    names = names_of_targets(target.target for target, _ in settings_by_target)
     for (target, own), selected in zip(settings_by_target, selections, strict=True):
         target = replace(target, graphs=bool(own.select) and not selected.isdisjoint(of_graphs))
-
-        def judge(run: Run, target: Target = target, own: Settings = own) -> Run:
-            return with_commands(accept(run, own), partial(command_of, target))
-
+        judge = partial(_as_judged, target=target, name=names[target.target], settings=own)
         following: Following | None = None
         try:
             with progress_bar() as bar:
@@ -198,9 +196,20 @@ def audits(
             run = Run(findings=(reason,), title=f"audit of {target.target}")
         if run is None:
             continue
-        run = with_commands(accept(run, own, gone=True), partial(command_of, target))
+        run = judge(run, gone=True)
         failed = any(run.of(verdict) for verdict in FAIL_ON[own.fail_on])
         yield Audited(run, failed, following.printed if following is not None else 0)
+
+
+def _as_judged(run: Run, target: Target, name: str, settings: Settings, *, gone: bool = False) -> Run:
+    """The run as the repository judges it, under the name of its target, with commands. gone: see `accept`."""
+    from ampcheck.core.run import renamed
+    from ampcheck.core.subject import name_of_target
+    from ampcheck.outcome.accept import accept
+    from ampcheck.outcome.raising import with_commands
+
+    run = accept(renamed(run, name_of_target(target.target), name), settings, gone=gone)
+    return with_commands(run, partial(command_of, target))
 
 
 def with_selection(

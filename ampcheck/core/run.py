@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,28 @@ class Run:
         except (OSError, ValueError) as error:
             raise UsageError(f"no run of ampcheck could be read from {os.fspath(path)}: {error}") from error
         return cls.from_json(data)
+
+
+def renamed(run: Run, old: str, new: str) -> Run:
+    """The run of the subject `old` with `new` as its name, in findings, their causes, maps and titles."""
+    if old == new:
+        return run
+    pattern = re.compile(rf"(^|^audit of |: ){re.escape(old)}(?= \[|$)")
+
+    def name(text: str) -> str:
+        return pattern.sub(lambda match: match[1] + new, text)
+
+    def cause(key: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        return (*key[:2], name(str(key[2])), *key[3:]) if key else key
+
+    return replace(
+        run,
+        findings=tuple([replace(one, subject=name(one.subject), cause=cause(one.cause)) for one in run.findings]),
+        tables=tuple([replace(one, title=name(one.title)) for one in run.tables]),
+        charts=tuple([replace(one, title=name(one.title)) for one in run.charts]),
+        maps=tuple([replace(one, subject=name(one.subject)) for one in run.maps]),
+        title=name(run.title),
+    )
 
 
 def count_verdicts(findings: Iterable[Finding]) -> dict[Verdict, int]:

@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -149,6 +150,13 @@ def split_member(target: str) -> tuple[str, str]:
 def name_of_target(target: str) -> str:
     """The name of a target in reports: that of the member of a collection, or the target itself."""
     return split_member(target)[1] or target
+
+
+def names_of_targets(targets: Iterable[str]) -> dict[str, str]:
+    """The name of each target in reports that have all of them; where several have one name, the whole target."""
+    names = {target: name_of_target(target) for target in targets}
+    counts = Counter(names.values())
+    return {target: name if counts[name] == 1 else target for target, name in names.items()}
 
 
 def load_subject(target: str, *, trains: bool = False) -> Subject:

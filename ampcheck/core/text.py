@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TypeGuard
 
 _COMMAND = re.compile(r"^(\s*)::", re.MULTILINE)
 
@@ -54,7 +55,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"did you mean {by_lower[near[0]]}?" if near else ""
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Return whether `value` is an int or a float, and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -12,10 +12,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.cli.main import main
 from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
-from ampcheck.tools.sweep.results import AUDIT, ResultFolder, Task
+from ampcheck.tools.sweep.listing import read_list
+from ampcheck.tools.sweep.results import AUDIT, Result, ResultFolder, Task
+from ampcheck.tools.sweep.shards import costs_of
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -146,8 +149,118 @@ def test_a_report_of_a_folder_without_a_sweep_is_one_sentence(ampcheck: Callable
     assert "empty/sweep.manifest is no manifest of a sweep" in err
 
 
-def test_members_of_one_name_in_two_collections_are_two_targets(ampcheck: Callable[..., Said]) -> None:
-    planned = [(Task(AUDIT, Target(f"{file}.py:MODELS[a]")), "") for file in ("models", "others")]
-    ResultFolder("results").begin(planned, shared=False)
+TWINS = ("models.py:MODELS[a]", "others.py:MODELS[a]")
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> str:
+    """A list of two collections with a member of one name, of which the second overflows, and another member."""
+    (tmp_path / "others.py").write_text(
+        MODELS.replace('"a": lambda: (torch.nn.Linear(4, 4), X)', '"a": lambda: (Overflows(4, 4), X)')
+    )
+    (tmp_path / "list.txt").write_text("\n".join((*TWINS, "models.py:MODELS[b]")))
+    return "list.txt"
+
+
+def verdicts_of(run: Run, check: str) -> dict[str, str]:
+    return {finding.name: str(finding.verdict) for finding in run.by(check)}
+
+
+def test_members_of_one_name_in_two_collections_share_no_row_no_finding_and_no_cost(
+    ampcheck: Callable[..., Said], twins: str, tmp_path: Path
+) -> None:
+    assert ampcheck("sweep", twins, "--results", "results", "--json", "all.json")[0] == 1
+    run = Run.load(tmp_path / "all.json")
+    assert {row[0]: row[2] for row in run.tables[0].rows} == {TWINS[0]: "pass", TWINS[1]: "fail", "b": "fail"}
+    assert verdicts_of(run, "overflow") == {TWINS[1]: "fail", "b": "fail"}
+    (follows,) = (finding for finding in run.by("nonfinite-gradient") if finding.name == TWINS[1])
+    assert follows.cause == next(finding.key for finding in run.by("overflow") if finding.name == TWINS[1])
+
+    assert ampcheck("report", "results", "--json", "again.json")[0] == 1
+    assert Run.load(tmp_path / "again.json").tables[0].rows == run.tables[0].rows
+    seconds = {row[0]: row[run.tables[0].columns.index("seconds")] for row in run.tables[0].rows}
+    costs = costs_of(str(tmp_path / "all.json"), read_list(twins))
+    assert costs == {**{name: seconds[name] for name in TWINS}, "models.py:MODELS[b]": seconds["b"]}
+    assert ampcheck("baseline", "--from", "all.json")[0] == 0
+    assert ampcheck("sweep", twins, "--results", "results")[0] == 0  # what is accepted has the names of the sweep
+
+
+def test_members_of_one_name_that_have_no_result_are_told_apart(ampcheck: Callable[..., Said]) -> None:
+    ResultFolder("results").begin([(Task(AUDIT, Target(name)), "") for name in TWINS], shared=False)
     code, out, _ = ampcheck("report", "results")
-    assert (code, "2 of 2 targets have no result yet: a, a" in " ".join(out.split())) == (2, True)
+    assert code == 2
+    assert f"2 of 2 targets have no result yet: {', '.join(TWINS)}" in " ".join(out.split())
+
+
+def test_an_audit_of_two_members_of_one_name_has_the_findings_of_each(
+    ampcheck: Callable[..., Said], twins: str, tmp_path: Path
+) -> None:
+    assert ampcheck("audit", *TWINS, "--no-compile", "--dtype", "float16", "--json", "both.json")[0] == 1
+    run = Run.load(tmp_path / "both.json")
+    assert verdicts_of(run, "overflow") == {TWINS[0]: "pass", TWINS[1]: "fail"}
+    assert {model_map.subject for model_map in run.maps} == {f"{name} [float16, eager]" for name in TWINS}
+    assert {table.title.rpartition(": ")[2] for table in run.tables} == {f"{name} [float16, eager]" for name in TWINS}
+
+
+def plan(folder: Path, place: str, **endings: str) -> None:
+    """A sweep of which each target has a result that ended in this way; "" for none."""
+    planned = [Task(AUDIT, Target(f"models.py:{name}")) for name in endings]
+    results = ResultFolder(place)
+    results.begin([(task, "") for task in planned], shared=False)
+    for task, (name, ended) in zip(planned, endings.items(), strict=True):
+        finding = COVERAGE.incomplete(task.target.target, "not judged: " + ended)
+        run = Run(findings=(COVERAGE.passed(name, "looked", 1) if ended == "judged" else finding,))
+        if ended:
+            results.save(task, Result(AUDIT, task.target.target, run, ended))
+
+
+@pytest.mark.parametrize(
+    ("endings", "code"),
+    [
+        ({"a": "judged"}, 0),
+        ({"a": "judged", "b": "time"}, 2),
+        ({"a": "judged", "b": ""}, 2),
+        ({"a": "crashed", "b": "time", "c": ""}, 3),
+    ],
+)
+def test_a_report_of_a_sweep_ends_as_the_sweep(
+    ampcheck: Callable[..., Said], tmp_path: Path, endings: dict[str, str], code: int
+) -> None:
+    plan(tmp_path, "results", **endings)
+    assert ampcheck("report", "results")[0] == code
+    plan(tmp_path, "sound", a="judged")
+    assert ampcheck("report", "results", "sound")[0] == code
+
+
+def test_a_sweep_of_other_targets_into_one_folder_says_which_it_leaves_out(
+    ampcheck: Callable[..., Said], tmp_path: Path
+) -> None:
+    lists = {"first.txt": "models.py:MODELS[a]", "second.txt": "models.py:MODELS[c]"}
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+    assert "left out" not in ampcheck("sweep", "first.txt", "--results", "one")[1]
+    code, out, _ = ampcheck("sweep", "second.txt", "--results", "one")
+    said = "one was of 1 other target too (models.py:MODELS[a]), which `ampcheck report` leaves out from now on"
+    assert (code, said in out) == (2, True)
+    assert "models.py:MODELS[a]" not in ampcheck("report", "one")[1]
+    code, out, _ = ampcheck("sweep", "first.txt", "--results", "one")
+    assert "1 result is from an earlier sweep" in out
+
+
+def test_two_sweeps_at_once_into_one_folder_are_one_sentence_and_change_nothing(
+    ampcheck: Callable[..., Said], tmp_path: Path
+) -> None:
+    ampcheck("sweep", "models.py:MODELS", "--only", "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "ampcheck-sweep").iterdir()}
+    with ResultFolder("ampcheck-sweep").folder.only_sweep():
+        code, out, err = ampcheck("sweep", "models.py:MODELS", "--only", "c")
+    text = "another sweep writes its results to ampcheck-sweep: wait until it has ended, or name another --results"
+    assert (code, text in err, out) == (2, True, "")
+    assert {path: path.read_bytes() for path in (tmp_path / "ampcheck-sweep").iterdir()} == before
+
+
+def test_an_executor_that_cannot_be_opened_leaves_the_sweep_before_as_it_is(
+    ampcheck: Callable[..., Said], tmp_path: Path
+) -> None:
+    assert ampcheck("sweep", "models.py:MODELS", "--executor", "models:MODELS", "--results", "none")[0] == 2
+    assert not (tmp_path / "none").exists()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ampcheck.core.errors import UsageError, brief
-from ampcheck.core.files import write_atomically
+from ampcheck.core.files import locked, write_atomically
 
 _PACKAGES = "s3fs for s3://, gcsfs for gs://, adlfs for az://"
 
@@ -42,6 +44,34 @@ class Folder:
         content: bytes = self._files.cat_file(f"{self._root}/{name}")
         return content
 
+    @contextmanager
+    def only_sweep(self) -> Iterator[None]:
+        """Be the only sweep that writes here. Raises `UsageError` where there is another; a URL has no locks."""
+        if self.path is None:
+            yield
+            return
+        self._create()
+        try:
+            stream = open(self.path / ".lock", "ab")  # noqa: SIM115  # it stays: removed, it would be locked twice
+        except OSError as error:
+            raise UsageError(f"the folder {self} of results cannot be written: {error.strerror}") from error
+        with stream, locked(stream.fileno(), 0.0) as acquired:
+            if acquired is False:
+                raise UsageError(
+                    f"another sweep writes its results to {self}: wait until it has ended, or name another --results"
+                )
+            yield
+
+    def _create(self) -> None:
+        """Make a folder of this machine, which is usually in a repository."""
+        assert self.path is not None
+        try:
+            if not os.path.isdir(self.path):
+                self.path.mkdir(parents=True)
+                (self.path / ".gitignore").write_text("*\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"the folder {self} of results cannot be created: {error.strerror}") from error
+
     def write(self, name: str, text: str) -> None:
         """Write a file, as a whole or not at all."""
         if self.path is None:
@@ -53,10 +83,5 @@ class Folder:
             except Exception as error:  # each file system has its own
                 raise UsageError(f"--results {self} cannot be written: {brief(error)}") from error
             return
-        try:
-            if not os.path.isdir(self.path):
-                self.path.mkdir(parents=True)
-                (self.path / ".gitignore").write_text("*\n", encoding="utf-8")  # it is usually made in a repository
-        except OSError as error:
-            raise UsageError(f"the folder {self} of results cannot be created: {error.strerror}") from error
+        self._create()
         write_atomically(self.path / name, text)

@@ -25,11 +25,6 @@ class Entry:
     target: str
     family: str = ""
 
-    @property
-    def name(self) -> str:
-        """Its name in reports: that of the member of a collection, or the target."""
-        return name_of_target(self.target)
-
 
 def read_list(source: str, only: str = "*") -> list[Entry]:
     """The targets that a list names, one of each family first, then a second of each.
@@ -42,7 +37,7 @@ def read_list(source: str, only: str = "*") -> list[Entry]:
     """
     families = cache(_families)
     entries = [entry for target in _targets(source) for entry in _expanded(target, families)]
-    entries = [entry for entry in dict.fromkeys(entries) if fnmatchcase(entry.name, only)]
+    entries = [entry for entry in dict.fromkeys(entries) if fnmatchcase(name_of_target(entry.target), only)]
     if not entries:
         raise UsageError(f"{source} names no target" + (f" that matches --only {only!r}" if only != "*" else ""))
     return list(_interleaved(entries))

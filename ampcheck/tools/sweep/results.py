@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from typing import Any
 
 from ampcheck.core.errors import UsageError, brief, require_schema
-from ampcheck.core.json_files import parse_json
+from ampcheck.core.json_files import from_plain, parse_json
 from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
 from ampcheck.core.text import counted, listed
+from ampcheck.core.worker import ENDED, MEMORY, TIME
 from ampcheck.tools.sweep.folder import Folder
 from ampcheck.tools.sweep.source import CodeDigests
 
@@ -28,6 +30,8 @@ AUDIT, COMPILATION = "audit", "compilation"
 
 JUDGED, REFUSED, CRASHED = "judged", "refused", "crashed"
 """How an audit ended: with a run, with a `UsageError`, with a defect of ampcheck; or `TIME`, `MEMORY` or `ENDED`."""
+
+_ENDINGS = (JUDGED, REFUSED, CRASHED, TIME, MEMORY, ENDED)
 
 _MANIFEST = "sweep.manifest"
 
@@ -65,8 +69,11 @@ class Result:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
-        """A result that was written. Raises `KeyError`, `TypeError` or `UsageError` for another object."""
-        return cls(**{name: data[name] for name in _PLAIN}, run=Run.from_json(data["run"]))
+        """A result that was written. Raises `KeyError`, `TypeError` or `ValueError` for another object."""
+        result = from_plain(cls, {name: data[name] for name in _PLAIN} | {"run": {}})
+        if result.ended not in _ENDINGS or not 0 <= result.seconds < math.inf or (result.memory or 0) < 0:
+            raise ValueError(f"no target has {result.ended!r:.20} after {result.seconds} s with {result.memory} bytes")
+        return replace(result, run=Run.from_json(data["run"]))
 
 
 _PLAIN = ("command", "target", "ended", "reason", "seconds", "memory")
@@ -136,8 +143,9 @@ class ResultFolder:
     def begin(self, planned: Iterable[tuple[Task, str]], *, shared: bool) -> str:
         """Write the manifest: each task of the whole sweep, with the family of its target.
 
-        Returns a sentence on tasks that the sweep before had with other code, options or versions; or "". shared: with
-        other shards: raises `UsageError` where the sweep before is not the same, or its manifest cannot be read.
+        Returns sentences on what the sweep before had with other code, options or versions, and of other targets; or
+        "". shared: with other shards: raises `UsageError` where the sweep before is not the same, or its manifest
+        cannot be read.
         """
         tasks: list[dict[str, Any]] = [
             {"file": _name(t), "key": self.key(t), "family": family} for t, family in planned
@@ -158,10 +166,17 @@ class ResultFolder:
             )
         count = sum(bool(self._data(before[each]["file"])) for each in stale)
         self.folder.write(_MANIFEST, json.dumps({"schema": SCHEMA, "tasks": tasks}) + "\n")
-        text = (
-            f"{counted(count, 'results')} in {self.folder} {'was' if count == 1 else 'were'} found with other settings"
-        )
-        return f"{text} ({listed(found)}): the targets are audited again" if count else ""
+        sentences = []
+        if count:
+            text = f"{counted(count, 'results')} in {self.folder} {'was' if count == 1 else 'were'} found with other"
+            sentences.append(f"{text} settings ({listed(found)}): the targets are audited again")
+        targets = {target for _, target in now}
+        if others := list(dict.fromkeys(target for _, target in before if target not in targets)):
+            sentences.append(
+                f"{self.folder} was of {counted(len(others), 'other targets')} too ({listed(others)}), which "
+                "`ampcheck report` leaves out from now on: name another --results to keep the two sweeps apart"
+            )
+        return "\n".join(sentences)
 
     def sweep(self) -> list[tuple[Target, str, Result | None]]:
         """Return the target of each task of the sweep, with its family, and with its result if that is there and sound.
@@ -193,9 +208,9 @@ class ResultFolder:
 
     def _result(self, name: str, key: Mapping[str, Any]) -> Result | None:
         data = self._data(name)
-        with suppress(ValueError, KeyError, TypeError, UsageError):
+        with suppress(ValueError, KeyError, TypeError):
             require_schema(data, "this", "result of a sweep", SCHEMA)
-            if data["key"] == key:
+            if data["key"] == key and (data["command"], data["target"]) == (key["command"], key["target"]):
                 return Result.from_json(data)
         return None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Run
+from ampcheck.core.subject import names_of_targets
 from ampcheck.core.text import counted, is_number
 from ampcheck.tools.sweep.listing import Entry
 
@@ -26,34 +28,36 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def costs_of(path: str, entries: Sequence[Entry]) -> dict[str, float]:
-    """The seconds that each target took in an earlier sweep, by its name; of one that it lacks, their median.
+    """The seconds that each target took in an earlier sweep, by target; of one that it lacks, their median.
 
     path: of the run that `ampcheck sweep --json` or `ampcheck report` wrote. Raises `UsageError` where none is in it.
     """
-    known: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for table in Run.load(path).tables:
         if {"target", "seconds"} <= set(table.columns):
             name, seconds = table.columns.index("target"), table.columns.index("seconds")
-            known |= {str(row[name]): float(row[seconds] or 0) for row in table.rows if is_number(row[seconds])}
-    found = [known[entry.name] for entry in entries if entry.name in known]
+            rows = [(str(row[name]), row[seconds]) for row in table.rows]
+            by_name |= {target: float(cost) for target, cost in rows if is_number(cost) and 0 <= cost < math.inf}
+    names = names_of_targets(entry.target for entry in entries)  # the earlier sweep may have had others beside them
+    found = {target: by_name[key] for target, name in names.items() for key in (name, target) if key in by_name}
     if not found:
         raise UsageError(f"--costs needs the run of an earlier sweep of these targets; {path} has seconds of none")
-    return {entry.name: known.get(entry.name, median(found)) for entry in entries}
+    return {target: found.get(target, median(found.values())) for target in names}
 
 
 def split(entries: Sequence[Entry], count: int, costs: Mapping[str, float]) -> list[list[Entry]]:
     """The targets of each shard, in their order: the costliest first, each to the shard that has least to do.
 
-    costs: by name; without one, all are equal. The same arguments give the same shards on each machine. Raises
+    costs: by target; without one, all are equal. The same arguments give the same shards on each machine. Raises
     `UsageError` where there are fewer targets than shards.
     """
     if count > len(entries):
         raise UsageError(f"{count} shards need as many targets; there are {counted(len(entries), 'targets')}")
     loads, numbers = [(0.0, 0)] * count, {}  # seconds, targets
-    for entry in sorted(entries, key=lambda entry: -costs.get(entry.name, 0.0)):
+    for entry in sorted(entries, key=lambda entry: -costs.get(entry.target, 0.0)):
         number = loads.index(min(loads))
         seconds, targets = loads[number]
-        loads[number] = seconds + costs.get(entry.name, 0.0), targets + 1
+        loads[number] = seconds + costs.get(entry.target, 0.0), targets + 1
         numbers[entry] = number
     return [[entry for entry in entries if numbers[entry] == number] for number in range(count)]
 
@@ -65,6 +69,6 @@ def github_matrix(entries: Sequence[Entry], count: int, costs: Mapping[str, floa
     shards = split(entries, count, costs)
     jobs: list[dict[str, object]] = []
     for number, shard in enumerate(shards, 1):
-        minutes = {"minutes": round(sum(costs[entry.name] for entry in shard) / 60, 1)} if costs else {}
+        minutes = {"minutes": round(sum(costs[entry.target] for entry in shard) / 60, 1)} if costs else {}
         jobs.append({"shard": f"{number}/{count}", "targets": len(shard), **minutes})
     return json.dumps({"include": jobs})

@@ -19,10 +19,12 @@ _PROBLEMS = SEVERITY[:4]
 class Swept:
     """A target of a sweep with the result of its audit.
 
-    run: as the repository judges it. compilation: the run about it, None where it was not measured.
+    name: in reports, which no other target of the sweep has. run: as the repository judges it. compilation: the run
+    about it, None where it was not measured.
     """
 
     entry: Entry
+    name: str
     result: Result
     run: Run
     compilation: Run | None = None
@@ -87,7 +89,7 @@ def _tables(swept: Sequence[Swept]) -> list[Table]:
         return tables
     from ampcheck.speed.gains.tables import figures_of, gain_tables  # imports torch
 
-    models = [(t.entry.name, t.entry.family, figures_of(t.compilation)) for t in compiled if t.compilation is not None]
+    models = [(t.name, t.entry.family, figures_of(t.compilation)) for t in compiled if t.compilation is not None]
     return [*tables, *gain_tables(models)]
 
 
@@ -112,14 +114,14 @@ def brief_table(swept: Sequence[Swept]) -> Table:
     for target in swept:
         counts = target.run.counts()
         numbers = counts.get(Verdict.FAIL, 0), counts.get(Verdict.WARN, 0), target.result.seconds
-        rows.append((target.entry.name, str(target.verdict), *numbers, target.problem(place=False)))
+        rows.append((target.name, str(target.verdict), *numbers, target.problem(place=False)))
     return Table("Targets", columns, rows)
 
 
 def _row(target: Swept, families: bool) -> tuple[Scalar, ...]:
     counts, seen, result = target.run.counts(), target.run.coverage.seen, target.result
     return (
-        *(target.entry.name, *((target.entry.family,) if families else ()), str(target.verdict)),
+        *(target.name, *((target.entry.family,) if families else ()), str(target.verdict)),
         *(counts.get(verdict, 0) for verdict in _SHOWN),
         *(seen.get("ops", 0), seen.get("gradients", 0), result.seconds),
         None if result.memory is None else round(result.memory / 2**30, 2),

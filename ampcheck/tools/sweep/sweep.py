@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor, as_completed
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor, as_completed
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,23 +45,27 @@ def sweep(
     executor: Opening = LocalPool,
     *,
     fresh: bool = False,
+    begin: Callable[[], object] = tuple,
     commands: str = _CHILD,
 ) -> Generator[Result, None, None]:
     """The result of each task, at first those that the folder has, if they were judged; others are written to it.
 
-    allowance: of each task. fresh: run every task again. commands: the module that a worker serves. Whatever a target
-    does to its process, its result is a run with the reason. A task whose executor fails, as with a lost machine, is
-    tried once more. Raises `UsageError` for a result that cannot be written, and for an executor that cannot be opened.
+    allowance: of each task. fresh: run every task again. begin: called when the executor is open, before anything is
+    written. commands: the module that a worker serves. Whatever a target does to its process, its result is a run with
+    the reason. A task whose executor fails, as with a lost machine, is tried once more. Raises `UsageError` for a
+    result that cannot be written, and for an executor that cannot be opened.
     """
     with ThreadPoolExecutor(_READERS) as readers:
         known = [None] * len(tasks) if fresh else list(readers.map(folder.load, tasks))
-    yield from (result for result in known if result is not None)
     missing = [task for task, result in zip(tasks, known, strict=True) if result is None]
     calls = [Call(task, allowance, os.getcwd(), folder.key(task), commands) for task in missing]
-    with closing(_results(calls, executor)) as results:
-        for call, result in results:
-            folder.save(call.task, result)
-            yield result
+    with executor() if calls else nullcontext() as opened:
+        begin()
+        yield from (result for result in known if result is not None)
+        with closing(_results(calls, opened, executor)) as results:
+            for call, result in results:
+                folder.save(call.task, result)
+                yield result
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +111,16 @@ def run_call(call: Call, *, start: Start | None = None) -> dict[str, Any]:
     return Result(task.command, task.target.target, run, ended, reason, seconds, peak).to_json()
 
 
-def _results(calls: Sequence[Call], executor: Opening) -> Generator[tuple[Call, Result], None, None]:
-    """The result of each call, as they come; those that are lost are tried once more when all others have ended."""
+def _results(
+    calls: Sequence[Call], opened: Executor | None, executor: Opening
+) -> Generator[tuple[Call, Result], None, None]:
+    """The result of each call, as they come; those that are lost are tried once more when all others have ended.
+
+    opened: for the first try. executor: opens one for each of the others.
+    """
     lost: dict[Call, Exception] = {}
 
-    def results(calls: Sequence[Call]) -> Generator[tuple[Call, Result], None, None]:
+    def results(calls: Sequence[Call], executor: Opening) -> Generator[tuple[Call, Result], None, None]:
         with closing(_outcomes(calls, executor)) as outcomes:
             for call, outcome in outcomes:
                 if isinstance(outcome, Result):
@@ -120,11 +129,12 @@ def _results(calls: Sequence[Call], executor: Opening) -> Generator[tuple[Call, 
                 else:
                     lost[call] = outcome
 
-    yield from results(calls)
+    if opened is not None:
+        yield from results(calls, lambda: nullcontext(opened))
     alone = [[call] for call, error in lost.items() if _takes_others_along(error)]
     try:
         for group in ([call for call, error in lost.items() if not _takes_others_along(error)], *alone):
-            yield from results(group)
+            yield from results(group, executor)
     except UsageError as gone:  # no machine is left
         lost = dict.fromkeys(lost, gone)
     for call, error in lost.items():

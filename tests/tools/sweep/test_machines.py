@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import stat
@@ -19,6 +20,7 @@ import pytest
 from machines import dask_workers, more_workers, tasks
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
 from ampcheck.tools.sweep import executors
 from ampcheck.tools.sweep.executors import Opening, opening
 from ampcheck.tools.sweep.results import Allowance, Result, ResultFolder
@@ -179,6 +181,27 @@ def test_the_targets_of_a_sweep_are_one_array_of_slurm_with_the_limits(
     (programs / "sbatch").write_text("#!/bin/sh\necho 'invalid partition specified: long' >&2; exit 1\n")
     with pytest.raises(UsageError, match=r"cannot submit jobs: "):
         swept(folder, opened("slurm", partition="long"), "e")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("seconds", value) for value in (-1.0, math.nan, math.inf, "3", True, None)),
+        *(("memory", value) for value in (-1, 1.5, "3")),
+        *(("ended", value) for value in ("well", "", None)),
+        *(("target", value) for value in (3, "stub.py:b")),
+        ("command", "compilation"),
+        ("reason", ["why"]),
+    ],
+)
+def test_a_result_with_a_value_that_no_audit_gives_is_none(folder: Path, field: str, value: object) -> None:
+    (task,) = tasks(folder, "a")
+    results = ResultFolder("results")
+    results.save(task, Result("audit", "stub.py:a", Run(), seconds=1, memory=7))
+    assert ResultFolder("results").load(task) is not None
+    (file,) = (folder / "results").glob("*.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+    assert ResultFolder("results").load(task) is None
 
 
 def test_a_worker_with_other_code_or_without_the_folder_refuses(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ from ampcheck.tools.sweep.shards import costs_of, github_matrix, parse_shard, sp
 def test_shards_part_the_list_and_none_exceeds_the_mean_by_more_than_one_target(seconds: list[float], n: int) -> None:
     entries = [Entry(f"m.py:t{i}") for i in range(len(seconds))]
     n = min(n, len(entries))
-    costs = {entry.name: cost for entry, cost in zip(entries, seconds, strict=True)}
+    costs = {entry.target: cost for entry, cost in zip(entries, seconds, strict=True)}
     shards = split(entries, n, costs)
     assert shards == split(list(entries), n, dict(reversed(costs.items())))
-    assert sorted(entry.name for shard in shards for entry in shard) == sorted(costs)
-    loads = [sum(costs[entry.name] for entry in shard) for shard in shards]
+    assert sorted(entry.target for shard in shards for entry in shard) == sorted(costs)
+    loads = [sum(costs[entry.target] for entry in shard) for shard in shards]
     assert max(loads) <= sum(seconds) / n + max(seconds) + 1e-6
     assert all(shard == [entry for entry in entries if entry in shard] for shard in shards)  # in the list's order
 
@@ -42,11 +43,17 @@ def test_costs_are_those_of_an_earlier_run_and_of_a_new_target_the_median(tmp_pa
     path = tmp_path / "earlier.json"
     Run(tables=(Table("Targets", ("target", "verdict", "seconds"), rows),)).save(path)
     costs = costs_of(str(path), entries)
-    assert costs == {"slow": 60.0, "m.py:a": 2.0, "m.py:b": 1.0, "m.py:new": 2.0}
+    assert costs == {"m.py:M[slow]": 60.0, "m.py:a": 2.0, "m.py:b": 1.0, "m.py:new": 2.0}
+    twins = [Entry("m.py:M[slow]"), Entry("n.py:M[slow]"), Entry("m.py:b")]
+    assert costs_of(str(path), twins) == dict.fromkeys((entry.target for entry in twins), 1.0)  # whose is not known
     matrix = json.loads(github_matrix(entries, 2, costs))
     assert matrix == {
         "include": [{"shard": "1/2", "targets": 1, "minutes": 1.0}, {"shard": "2/2", "targets": 3, "minutes": 0.1}]
     }
+    wrong = [("m.py:a", "pass", value) for value in (-1.0, math.nan, math.inf, "3", True, None)]
+    Run(tables=(Table("Targets", ("target", "verdict", "seconds"), wrong),)).save(tmp_path / "wrong.json")
+    with pytest.raises(UsageError, match=r"wrong\.json has seconds of none"):
+        costs_of(str(tmp_path / "wrong.json"), entries)
     with pytest.raises(UsageError, match=r"earlier\.json has seconds of none"):
         costs_of(str(path), [Entry("m.py:other")])
 
