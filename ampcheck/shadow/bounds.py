@@ -123,9 +123,9 @@ def look(
     """
     if unit < JUDGED_UNIT:
         return Look(math.isfinite(value.sum().item()))
-    if value.dtype.itemsize == 1 and (bool(cut_off(value, exact).any()) or _is_flushed(exact, value.dtype)):
-        return Look(False)
     dims = None if whole else group_dims(value.shape)
+    if value.dtype.itemsize == 1 and (bool(cut_off(value, exact).any()) or _is_flushed(exact, value.dtype, dims)):
+        return Look(False)
     emptier, smallest, largest = False, 0.0, 0.0
     if value.dtype.itemsize == 2:
         bits = value.view(torch.int16).bitwise_and(0x7FFF)  # in the order of the magnitudes, and faster to compare
@@ -202,11 +202,15 @@ def _excuses(rounding: float) -> bool:
     return SLACK * rounding >= _ILL
 
 
-def _is_flushed(exact: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the subnormal numbers of a format of 8 bits take two bits from a whole tensor, whose bound excuses
-    more: where the values are in the range of the format, a cast takes a unit roundoff."""
-    lost, size = (float(torch.linalg.vector_norm(t)) for t in (_flushed(exact, dtype), exact))
-    return lost > _GONE * size
+def _is_flushed(exact: torch.Tensor, dtype: torch.dtype, dims: tuple[int, ...] | None) -> bool:
+    """Return whether the subnormal numbers of a format of 8 bits take two bits from groups on the average, whose bound
+    excuses more: where the values are in the range of the format, a cast takes a unit roundoff.
+
+    A few rows that are nothing beside the others are below the format under any scale of the whole tensor.
+    """
+    lost, size = (torch.linalg.vector_norm(t, dim=dims) for t in (_flushed(exact, dtype), exact))
+    known = size > 0
+    return bool(known.any()) and float((lost[known] / size[known]).mean()) > _GONE
 
 
 def _flushed(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -270,12 +274,15 @@ def examine(
     wrong = float(torch.linalg.vector_norm(torch.where(in_flagged, difference, 0.0)))
     flushed = float(torch.linalg.vector_norm(torch.where(below, difference, 0.0)))
     at_worst = [float(norms[worst]) / worst_size for norms in (error, spread, bound)]
+    impact = wrong / total
+    if value.dtype.itemsize == 1:  # rows count alike, as in `_is_flushed`
+        impact = max(impact, float(torch.where(flags, error / size.clamp_min(1e-300), 0.0).mean()))
     return replace(
         result,
         error=at_worst[0],
         spread=at_worst[1],
         limit=at_worst[2],
-        impact=wrong / total,
+        impact=impact,
         flushed=flushed / max(wrong, 1e-300),
         zeroed=int(gone.sum()),
         emptied=not bool(wide.any()),
@@ -325,7 +332,7 @@ def _bounds(
         bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
         if _excuses(floor * unit):
             bound = torch.where(damaged, torch.minimum(bound, _ILL * size), bound)
-    if value.dtype.itemsize == 1 and _is_flushed(exact, value.dtype):
+    if value.dtype.itemsize == 1 and _is_flushed(exact, value.dtype, dims):
         flushed_here = determined & (_grouped(_flushed(exact, value.dtype), dims, single) > _GONE * size)
         bound = torch.where(flushed_here, torch.minimum(bound, _GONE * size), bound)
         known_well = known_well | flushed_here

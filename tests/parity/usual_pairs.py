@@ -404,6 +404,27 @@ def product_of_8_bits_with_another_scale() -> Any:
     )
 
 
+def of_blocks(w: Any, *, transposed: bool = False) -> Any:
+    """A product with weights of 8 bits, of which each of 4 x 4 blocks has a scale."""
+    blocks = w.float().view(4, 32, 4, 32)
+    scale = blocks.abs().amax((1, 3), keepdim=True) / 448
+    codes = (blocks / scale).to(torch.float8_e4m3fn)
+    return (codes.float() * (scale.transpose(0, 2) if transposed else scale)).view(128, 128).to(w.dtype)
+
+
+BLOCKS_OF_EIGHT = (draw(4, 128), draw(128, 128, seed=1, scale=0.09))
+
+
+@pair(AGREE)
+def scales_of_blocks_of_8_bits() -> Any:
+    return lambda x, w: x @ of_blocks(w), lambda x, w: F.linear(x, of_blocks(w).T), BLOCKS_OF_EIGHT
+
+
+@pair(ANOTHER, "aten::mul")
+def scales_of_blocks_that_are_transposed() -> Any:
+    return lambda x, w: x @ of_blocks(w), lambda x, w: x @ of_blocks(w, transposed=True), BLOCKS_OF_EIGHT
+
+
 def quantized(x: Any, scale: float) -> Any:
     return x + ((x / scale).round().clamp(-128, 127) * scale - x).detach()
 

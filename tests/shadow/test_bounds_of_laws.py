@@ -134,7 +134,22 @@ def clamped(size: float) -> Case:
     )
 
 
-@pytest.mark.parametrize("case", [normalized(1e-12), clamped(2000.0)], ids=["floor", "end"])
+def scaled_by_blocks(size: float, floor: float) -> Case:
+    """Blocks divided by scales that are kept in float8_e4m3fn, and clamped to a smallest number of it before."""
+
+    def case(dtype: torch.dtype) -> object:
+        blocks = (torch.randn(32, 4, 16).to(dtype) * size).float()
+        scales = (blocks.abs().amax(-1, keepdim=True) / 6).clamp(floor, 448).to(torch.float8_e4m3fn)
+        return blocks / scales.float()
+
+    return case
+
+
+@pytest.mark.parametrize(
+    "case",
+    [normalized(1e-12), scaled_by_blocks(1e-3, 2**-6), scaled_by_blocks(1e-3, 2**-9), clamped(2000.0), clamped(450.0)],
+    ids=["floor", "smallest normal number", "smallest number", "end of most", "end of much"],
+)
 def test_a_bound_that_most_values_do_not_keep_is_a_fault(case: Case) -> None:
     assert "bound that decides" in {fault.kind for fault in reaching(case, torch.bfloat16)}
 
@@ -149,8 +164,8 @@ def confident(dtype: torch.dtype) -> object:
 
 @pytest.mark.parametrize(
     "case",
-    [normalized(1.0), normalized(0.0), clamped(100.0), confident],
-    ids=["above", "zeros", "inside", "logarithm"],
+    [normalized(1.0), normalized(0.0), scaled_by_blocks(1.0, 2**-6), clamped(100.0), clamped(200.0), confident],
+    ids=["above", "zeros", "scales above", "inside", "nearly inside", "logarithm"],
 )
 def test_a_bound_that_guards_is_no_fault(case: Case) -> None:
     assert reaching(case, torch.bfloat16) == []

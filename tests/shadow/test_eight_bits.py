@@ -51,8 +51,10 @@ def test_a_scaled_cast_passes(dtype: torch.dtype, times: float) -> None:
 
 
 @DTYPES
-def test_code_that_clamps_means_it(dtype: torch.dtype) -> None:
-    assert not _cast(TOP[dtype] * 10, dtype, clamped=True).failed
+@pytest.mark.parametrize("times", [1.2, 10.0])
+def test_code_that_clamps_means_it_as_long_as_two_bits_are_left(dtype: torch.dtype, times: float) -> None:
+    found = [f.where.op for f in _cast(TOP[dtype] * times, dtype, clamped=True).of(Verdict.FAIL)]
+    assert found == (["aten::clamp"] if times > 2 else [])
 
 
 def test_values_just_beyond_the_largest_number_are_rounded_and_not_cut_off() -> None:
@@ -195,6 +197,18 @@ def test_rows_that_are_nothing_beside_the_others_pass_under_a_scale_of_the_tenso
         return _scaled(dtype, (0, 1))(x).sum(0)
 
     assert not audit(project).failed
+
+
+@DTYPES
+@pytest.mark.parametrize("large", [1, 8], ids=["one large row", "half of the rows"])
+def test_rows_that_vanish_beside_a_few_large_ones_are_a_flush(dtype: torch.dtype, large: int) -> None:
+    x = torch.randn(16, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    x[:large] *= 1e7 if dtype is E4M3 else 1e12
+
+    def project() -> Tensor:
+        return _scaled(dtype, (0, 1))(x)[large:].sum(0)
+
+    assert [f.check for f in audit(project).of(Verdict.FAIL)] == ["flush"]
 
 
 def test_weights_of_the_usual_size_pass_without_a_scale() -> None:

@@ -2,9 +2,9 @@
 the damage reaches an output, a gradient, a weight, a buffer or a number that leaves the run, or a term vanishes from
 its sum; when a decision (topk, comparison, index) differs from that of float64 by more than rounding explains, or
 most of those that are the exception do; for a bound that was meant to guard (a floor under a divisor, the end of a
-format) and decides most values; for a sum that a 16-bit weight cannot take up; for an output or gradient beyond its
-limit; and for an output that is 25 % off although float32 would keep it. Warns where a CPU kernel of backward sums
-in 16 bits.
+format) and decides most values, or at the end of 8 bits cuts a quarter off their norm; for a sum that a 16-bit weight
+cannot take up; for an output or gradient beyond its limit; and for an output that is 25 % off although float32 would
+keep it. Warns where a CPU kernel of backward sums in 16 bits.
 
 Measured: Every floating tensor of the run has two companions: exact, the same program in float64 with all casts lifted,
 and moved, the same with the data moved by one unit roundoff of the format. The distance of the two is the error that
@@ -140,9 +140,10 @@ def _at_fault(stats: NumericsStats, fault: Fault) -> Finding:
             f"{fault.numel:,} of {decides} differ, {far or 'more than near ties explain'}{cause}"
         )
     elif fault.kind == faults.BOUND:
+        part = f"cuts {seen.impact:.0%} off the norm of" if seen.impact else f"takes the place of {seen.error:.0%} of"
         message = (
-            f"a bound must guard the values and not decide them; the {fault.note} of {op_text(stats, where)} takes the "
-            f"place of {seen.error:.0%} of {seen.numel:,} values"
+            f"a bound must guard the values and not decide them; the {fault.note} of {op_text(stats, where)} "
+            f"{part} {seen.numel:,} values"
         )
     else:
         groups = f"{seen.flagged:,} of {seen.groups:,} rows of " if seen.groups > 1 else ""
