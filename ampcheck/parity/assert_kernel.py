@@ -90,7 +90,9 @@ def try_case(kernel: Callable[..., Any], reference: Callable[..., Any], case: Ca
     """Try a kernel on one case."""
     wants = backward and any(t.requires_grad for t in _tensors(case.arguments))
     try:
-        exact = execute(Side("the reference", reference, case.arguments, backward=wants, own_gradients=True))
+        exact = execute(
+            Side("the reference", reference, case.arguments, backward=wants, grad=wants, own_gradients=True)
+        )
     except UsageError as error:
         return Tried(case.name, LEFT_OUT, reason=str(error))
     if failures := failures_of(exact, resolve_limits(None)):
@@ -99,7 +101,9 @@ def try_case(kernel: Callable[..., Any], reference: Callable[..., Any], case: Ca
         return Tried(case.name, LEFT_OUT, reason="; ".join(exact.notes) or "the reference gives no gradient")
     try:
         with _uninitialised_is_nan():
-            results = run_plainly(Side("the kernel", kernel, case.arguments, backward=wants, own_gradients=True))
+            results = run_plainly(
+                Side("the kernel", kernel, case.arguments, backward=wants, grad=wants, own_gradients=True)
+            )
     except UsageError as error:
         if not any(t.numel() for t in _tensors(case.arguments)):
             return Tried(case.name, LEFT_OUT, reason=f"nothing to compute: {error}")
@@ -163,10 +167,11 @@ def _compare_one(case: Case, key: Key, result: Result, value: torch.Tensor, free
 
 def _compare_zeros(case: Case, name: str, value: torch.Tensor) -> Tried:
     """A result of which every exact element is zero."""
-    nonzero = int(value.float().count_nonzero()) if not value.is_complex() else int(value.count_nonzero())
+    nonzero, nans = int(value.count_nonzero()), int(value.isnan().sum())
     if not nonzero:
         return Tried(case.name, SAYS_NOTHING, name, reason="all exact results are zero or empty")
     text = f"{nonzero:,} of {value.numel():,} elements of {name} are not zero, as they must be"
+    text += f": {nans:,} are NaN" if nans else ""
     return Tried(case.name, REFUSED, name, reason=text)
 
 
@@ -179,7 +184,7 @@ def _try_again(kernel: Callable[..., Any], cases: Sequence[Case], runs: int, *, 
     try:
         wants = backward and any(t.requires_grad for t in _tensors(case.arguments))
         first, *others = (
-            run_plainly(Side("the kernel", kernel, case.arguments, backward=wants, own_gradients=True))
+            run_plainly(Side("the kernel", kernel, case.arguments, backward=wants, grad=wants, own_gradients=True))
             for _ in range(runs)
         )
     except UsageError as error:

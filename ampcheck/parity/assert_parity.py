@@ -53,7 +53,7 @@ def assert_parity(
     `"rounding"`: one function, each within its own bound; `"function"`: one function; `"bitwise"`: equal bits. modules:
     `{path in a: path in b}` of modules whose results are compared as well, for a port; parameters inside are compared
     by these names. dtype: what autocast casts to in both; None for none. backward: compare gradients of the arguments,
-    and of parameters of one name. tokens: the path of an output of log-probabilities, `""` for the only one, of which a
+    and of parameters of one name; else both run in the caller's grad mode, and none is taken. tokens: the path of an output of log-probabilities, `""` for the only one, of which a
     table shows each token that differs most, with the share of the difference that rounding explains; or `Tokens`, with
     the band outside of which ratios of probabilities are counted.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -19,7 +19,7 @@ from ampcheck.records.results import Key
 from ampcheck.torchtools.closures import walk
 from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.dynamo import uncompiled
-from ampcheck.torchtools.pytree import is_plain, map_tensors, tensors
+from ampcheck.torchtools.pytree import is_plain, like, map_tensors, tensors
 from ampcheck.torchtools.source import users_place
 
 
@@ -28,8 +28,9 @@ class Side:
     """What runs: a function of these arguments, or what `build` makes inside the shadow, as `(function, args)`.
 
     name: `a` or `b` in findings. dtype: what autocast casts to; None leaves the caller's autocast as it is. modules: by
-    the path of a module, the name under which its result and the gradients of its parameters are compared.
-    own_gradients: take those of arguments that require one alone. shared: parameters that both sides use, by name,
+    the path of a module, the name under which its result and the gradients of its parameters are compared. backward:
+    take gradients. grad: False of one that runs without gradients, whatever the caller's mode. own_gradients: take
+    those of arguments that require one alone. shared: parameters that both sides use, by name,
     whose gradients are compared though a function closes over them.
     """
 
@@ -40,9 +41,14 @@ class Side:
     build: Callable[[], Any] | None = None
     dtype: torch.dtype | None = None
     backward: bool = True
+    grad: bool = True
     modules: Mapping[str, str] = field(default_factory=dict)
     own_gradients: bool = False
     shared: Mapping[str, torch.nn.Parameter] = field(default_factory=dict)
+
+    def without_gradients(self) -> Side:
+        """The same, without gradients."""
+        return replace(self, backward=False, grad=False)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """The parameters of the modules that the function is, or closes over, by the names in a comparison."""
@@ -102,7 +108,8 @@ class LiveCall:
     def __init__(self, side: Side) -> None:
         function, args, kwargs = side.made()
         memories: dict[int, torch.UntypedStorage] = {}
-        copied = partial(_copied, memories=memories, gradient=side.backward, own=side.own_gradients)
+        every = side.backward and not side.own_gradients
+        copied = partial(_copied, memories=memories, every=every, none=not side.grad)
         args, kwargs = map_tensors(copied, list(args)), map_tensors(copied, dict(kwargs))
         module = uncompiled(function) if isinstance(function, torch.nn.Module) else None
         self.prepared = Prepared(function, (Call(args, kwargs),), module)
@@ -126,26 +133,28 @@ class LiveCall:
 
 
 def _copied(
-    tensor: torch.Tensor, *, memories: dict[int, torch.UntypedStorage], gradient: bool, own: bool
+    tensor: torch.Tensor, *, memories: dict[int, torch.UntypedStorage], every: bool, none: bool
 ) -> torch.Tensor:
-    """A copy with the layout of a tensor. Tensors that share memory do so in the copy, with what lies around them.
+    """A copy with the class, attributes and layout of a tensor. Tensors that share memory do so in the copy, with what
+    lies around them.
 
-    own: it requires a gradient where the tensor does; else every one of numbers does.
+    It requires a gradient where the tensor does; `every` tensor of numbers does, or `none`.
     """
-    gradient = gradient and (tensor.requires_grad or not own)
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    gradient = (tensor.requires_grad or (every and numbers)) and not none
     if not is_plain(tensor):
         return tensor.detach().clone()
-    numbers = tensor.is_floating_point() or tensor.is_complex()
     if 0 in tensor.stride() or tensor.is_neg():  # elements that share memory would share a gradient
-        return tensor.detach().clone(memory_format=torch.contiguous_format).requires_grad_(gradient and numbers)
-    storage = tensor.untyped_storage()
-    memory = memories.get(storage._cdata)
-    if memory is None:
-        memory = memories[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
-    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    twin.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-    twin = twin.conj() if tensor.is_conj() else twin
-    return twin.requires_grad_(gradient and numbers)
+        twin = tensor.detach().clone(memory_format=torch.contiguous_format)
+    else:
+        storage = tensor.untyped_storage()
+        memory = memories.get(storage._cdata)
+        if memory is None:
+            memory = memories[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        twin.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+        twin = twin.conj() if tensor.is_conj() else twin
+    return like(tensor, twin).requires_grad_(gradient)
 
 
 def _renamed(name: str, modules: Mapping[str, str]) -> str:

@@ -154,10 +154,12 @@ def _another_before(kernel: KernelResult, runs: Sequence[Execution]) -> Parity |
     if lost is None:
         return None
     first, common = walk_back(mine.records, other.records, lost)
-    at = (first, None) if number == 0 else (None, first)
+    assert first is not None
+    at = (first.where, None) if number == 0 else (None, first.where)
     text = f"what {kernel.op} is given is no value of the other side; the last value that both have is made by "
-    text += f"{common or 'the arguments'}; then {runs[number].side.name} runs {first}"
-    return Parity(ANOTHER, text, at=at, common=common)
+    made_by = common.where if common is not None else None
+    text += f"{made_by or 'the arguments'}; then {runs[number].side.name} runs {first.where}"
+    return Parity(ANOTHER, text, at=at, common=made_by)
 
 
 def _other_structure(runs: Sequence[Execution]) -> Parity | None:
@@ -275,13 +277,15 @@ def _another(related: Relations, runs: Sequence[Execution]) -> Parity:
         return Parity(ANOTHER, f"{str_of(key)}: {how}{more}", key=str_of(key))
     parting = find_parting([trail.records for trail in trails], [run.records[key] for run in runs])
     text = f"{str_of(key)}: {how}; {_describe_parting(parting)}{more}"
-    return Parity(ANOTHER, text, key=str_of(key), at=parting.at, common=parting.common)
+    return Parity(ANOTHER, text, key=str_of(key), at=parting.at, common=parting.common[0])
 
 
 def _describe_parting(parting: Parting) -> str:
     text = "they part from the arguments on"
-    if parting.common is not None:
-        text = f"the last value that both have is made by {parting.common}"
+    if len(parting.common) > 1:
+        text = "the last values that both have are made by {} in a and by {} in b".format(*parting.common)
+    elif parting.common[0] is not None:
+        text = f"the last value that both have is made by {parting.common[0]}"
     for side, where in zip("ab", parting.at, strict=True):
         text += f"; then {side} runs {where}" if where is not None else f"; {side} ends with it"
     return text + ("; both have the same numbers, in another order" if parting.reordered else "")

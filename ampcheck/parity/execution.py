@@ -124,7 +124,7 @@ def _restored(side: Side, once: Callable[[Side], Execution]) -> Execution:
         with seeded(), preserved_state(), preserved(reached, process=False):
             return once(side)
     except NoBackwardError as error:
-        run = _restored(replace(side, backward=False), once)
+        run = _restored(side.without_gradients(), once)
         run.notes.append(f"gradients are not compared: {side.name} raised {error}")
         run.backward_raised = True
         return run
@@ -145,7 +145,7 @@ def _run(run: Execution) -> dict[Key, torch.Tensor]:
 
     device = next((tensor.device.type for tensor in call.arguments.values()), "cpu")
     ambient = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    grad = side.backward and torch.is_grad_enabled()
+    grad = side.grad and torch.is_grad_enabled()
     plan = RunPlan(device, side.dtype or ambient, grad=grad, signs=True, seeds=False)
     with module_results(side, call.prepared.root, keep):
         run_subject(call.prepared, plan, keep, run=run, leaves=call.leaves)

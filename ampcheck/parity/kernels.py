@@ -127,10 +127,11 @@ def compare_kernel(
     roundings = _ROUNDINGS + math.sqrt(depth) + sums
     honest = (1 + math.sqrt(depth)) * few * spread + roundings * unit * size
     smallest = max(torch.finfo(value.dtype).tiny * unit, _FLUSHED)
-    error, limit = _in_roundings(off, size, unit), _in_roundings(honest, size, unit)
-    worst = int((off / honest.clamp_min(1e-300)).argmax())
+    bound = honest + smallest * math.sqrt(real.numel() / off.numel())
+    error, limit = _in_roundings(off, size, unit), _in_roundings(bound, size, unit)
+    worst = int((off / bound).argmax())
     figures = float(error[worst]), float(limit[worst])
-    beyond = off > honest + smallest * math.sqrt(real.numel() / off.numel())
+    beyond = off > bound
     if bool(beyond.any()):
         rows = f"{int(beyond.sum()):,} of {beyond.numel():,} rows" if beyond.numel() > 1 else "the result"
         return f"{rows} with an error of up to {figures[0]:.3g} roundings, limit {figures[1]:.3g}", *figures

@@ -18,11 +18,12 @@ _SHORTEST_ROW = 8
 class Parting:
     """at: the first op of each run after the last value that both have, None where the run ends with that value.
 
-    common: the op of that value, None for the arguments. reordered: both have the same numbers in another order.
+    common: the op of that value in each run, None for the arguments; one alone where both end with the same value.
+    reordered: both have the same numbers in another order.
     """
 
     at: tuple[Where | None, Where | None]
-    common: Where | None
+    common: tuple[Where | None, ...]
     reordered: bool = False
 
 
@@ -31,18 +32,23 @@ def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Pa
     first, last = zip(*(walk_back(runs[i], runs[1 - i], results[i]) for i in (0, 1)), strict=True)
     ends = [run[number].marks for run, number in zip(runs, results, strict=True) if number >= 0]
     reordered = len(ends) == 2 and torch.allclose(ends[0], ends[1], 1e-9, 1e-9)
-    common = last[0] or last[1]
-    return Parting((first[0], first[1]), common, reordered)
+    known = [record for record in last if record is not None]
+    if len(known) == 2 and not known[0].differs(known[1]):
+        known.pop()
+    at = first[0] and first[0].where, first[1] and first[1].where
+    return Parting(at, tuple(record.where for record in known) or (None,), reordered)
 
 
-def walk_back(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[Where | None, Where | None]:
-    """The first op on the way to a value whose result the other run does not have, and the last value that it has."""
+def walk_back(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[Record | None, Record | None]:
+    """The first value on the way to another that the other run does not have, and the last one that it has."""
     if start < 0:
         return None, None
     shared = shared_values(mine, other)
-    if shared[start]:  # the other run goes on from here, or has the numbers in another order
-        return None, mine[start].where
-    passed, common, stack = set[int](), set[int](), [start]
+    if shared[start] and not _is_zero(
+        mine[start]
+    ):  # the other run goes on from here, or has the numbers in another order
+        return None, mine[start]
+    passed, common, stack = {start}, set[int](), [*mine[start].parents]
     while stack:
         number = stack.pop()
         if number not in passed and number not in common:
@@ -55,11 +61,12 @@ def walk_back(mine: Sequence[Record], other: Sequence[Record], start: int) -> tu
     first = min(telling or made or [start])
     computed = {i for i in common if mine[i].where is not None}
     last = [i for i in computed if i in mine[first].parents] or [i for i in computed if i < first]
-    return mine[first].where, mine[max(last)].where if last else None
+    return mine[first], mine[max(last)] if last else None
 
 
 def shared_values(mine: Sequence[Record], other: Sequence[Record]) -> list[bool]:
-    """Which values of a run are in the other: equal numbers in any layout, or rows that are all rows of the other."""
+    """Which values of a run are in the other: equal numbers in any layout, or rows that are all rows of the other; with
+    a value, each view of it."""
     sizes: dict[int, list[Record]] = {}
     widths: dict[torch.Size, list[Record]] = {}
     for record in other:
@@ -68,7 +75,11 @@ def shared_values(mine: Sequence[Record], other: Sequence[Record]) -> list[bool]
     wholes = {n: (torch.stack([r.marks for r in rs]), torch.tensor([r.noise for r in rs])) for n, rs in sizes.items()}
     pools = {width: torch.cat([r.rows for r in records]) for width, records in widths.items()}
     pools = {width: pool[pool[:, 0].argsort()] for width, pool in pools.items()}
-    return [_is_whole(r, wholes) or _is_in_rows(r, pools) for r in mine]
+    shared: list[bool] = []
+    for record in mine:
+        of_shared = record.view and record.parents[0] < len(shared) and shared[record.parents[0]]
+        shared.append(of_shared or _is_whole(record, wholes) or _is_in_rows(record, pools))
+    return shared
 
 
 def _is_whole(record: Record, wholes: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> bool:
@@ -82,7 +93,13 @@ def _is_in_rows(record: Record, pools: dict[torch.Size, torch.Tensor]) -> bool:
     width = record.shape[-1:]
     if width not in pools or (record.whole and width.numel() < _SHORTEST_ROW):
         return False
+    if bool((record.rows == 0.0).all(1).any()):  # rows of zeros are found anywhere
+        return _is_zero(record)
     pool = pools[width]
     place = torch.searchsorted(pool[:, 0].contiguous(), record.rows[:, 0].contiguous() - 4 * record.noise)
     near = torch.stack([pool[(place + k).clamp_max(len(pool) - 1)] for k in range(3)])
     return bool(((near - record.rows).abs() <= 8 * record.noise).all(2).any(0).all())
+
+
+def _is_zero(record: Record) -> bool:
+    return not bool(record.marks.any())

@@ -15,7 +15,7 @@ import torch
 
 from ampcheck.core.run import Where
 from ampcheck.facts.memory import has_companions, roundoff
-from ampcheck.facts.norms import finite_parts
+from ampcheck.facts.norms import finite_parts, real_parts
 from ampcheck.facts.store import StorageMap
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.independent import ObservedShadow
@@ -57,10 +57,12 @@ def is_opaque(call: Call) -> bool:
 class Record:
     """One value of a run, made by the op at `where` of the records `parents`.
 
-    where: None of data that entered. marks: norm, sum, sum of magnitudes, largest and smallest element. rows: a
-    weighted sum and the norm of each row. noise: how far float64 itself may be off. live: made of data, and no mask or
-    table. kept: the value and its companions, of data, masks, tables, and of the shapes that are kept. bits: a hash of
-    the real values. opaque: made by an op that cannot be followed inside. whole: every element is a whole number.
+    where: None of data that entered. marks: norm, sum, sum of magnitudes, largest and smallest element, and how many
+    are NaN, inf and -inf. rows: of each row a weighted sum, the norm, and a weighted sum of what is not finite. noise:
+    how far float64 itself may be off. live: made of data, and no mask or table. view: another layout of the record that
+    is its parent. kept: the value and its companions, of data, masks, tables, and of the shapes that are kept. bits: a
+    hash of the real values. opaque: made by an op that cannot be followed inside. whole: every element is a whole
+    number.
     """
 
     where: Where | None
@@ -70,6 +72,7 @@ class Record:
     shape: torch.Size
     noise: float
     live: bool = False
+    view: bool = False
     kept: tuple[torch.Tensor, Reference] | None = None
     bits: int = 0
     opaque: bool = False
@@ -84,7 +87,9 @@ class Record:
         """Which of these marks, of as many elements and with these noises, are those of the same numbers."""
         of_sums = self.shape.numel() ** 0.5  # a norm of n equal errors is sqrt(n) of them, a sum at most as often again
         allowed = torch.as_tensor(noise, dtype=torch.float64).clamp_min(self.noise)[..., None]
-        return ((marks - self.marks).abs() <= allowed * torch.tensor([1.0, of_sums, of_sums, 1.0, 1.0])).all(-1)
+        return (
+            (marks - self.marks).abs() <= allowed * torch.tensor([1.0, of_sums, of_sums, 1.0, 1.0, 0.0, 0.0, 0.0])
+        ).all(-1)
 
     @property
     def value(self) -> torch.Tensor:
@@ -129,7 +134,9 @@ class Trail:
         if layout in known or not as_view:
             return known.get(layout, known[None])
         whole = self.records[known[None]]
-        number = self._append(tensor, self._record(tensor, whole.where, (known[None],), live=whole.live))
+        record = self._record(tensor, whole.where, (known[None],), live=whole.live)
+        record.view = True
+        number = self._append(tensor, record)
         known[layout] = number
         return number
 
@@ -148,14 +155,20 @@ class Trail:
         return len(self.records) - 1
 
     def _record(self, tensor: torch.Tensor, where: Where | None, parents: tuple[int, ...], *, live: bool) -> Record:
-        exact, moved = (finite_parts(side(tensor)) for side in (self.shadow.exact, self.shadow.moved))
+        given = real_parts(self.shadow.exact(tensor))
+        exact, moved = finite_parts(given), finite_parts(self.shadow.moved(tensor))
         whole = bool((exact == exact.round()).all())
         exact, moved = (t.sign() * t.abs().log1p() for t in (exact, moved))  # beside -3e38 of a mask all would be equal
         flat = exact.reshape(-1)
         size = torch.linalg.vector_norm(flat)
-        marks = torch.stack([size, flat.sum(), flat.abs().sum(), flat.amax(), flat.amin()])
-        lines = exact.reshape(-1, exact.shape[-1] if exact.dim() else 1)
-        rows = torch.stack([lines @ row_weights(lines.shape[1]), torch.linalg.vector_norm(lines, dim=1)], 1)
+        places = [test(given) for test in (torch.isnan, torch.isposinf, torch.isneginf)]
+        counts = [place.sum() for place in places]
+        marks = torch.stack([size, flat.sum(), flat.abs().sum(), flat.amax(), flat.amin(), *counts])
+        length = exact.shape[-1] if exact.dim() else 1
+        lines, weights = exact.reshape(-1, length), row_weights(length)
+        nonfinite = torch.stack(places, -1).double() @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+        sums = [lines @ weights, torch.linalg.vector_norm(lines, dim=1), nonfinite.reshape(-1, length) @ weights]
+        rows = torch.stack(sums, 1)
         away = float(torch.linalg.vector_norm(moved.reshape(-1) - flat))
         noise = FLOAT64_NOISE * away + FLOAT64_ALIKE * float(size)
         return Record(where, parents, marks, rows, tensor.shape, noise, live, whole=whole)

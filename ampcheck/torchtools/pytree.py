@@ -79,6 +79,16 @@ def is_plain(tensor: torch.Tensor) -> bool:
     return plain and has_memory(tensor)
 
 
+def like(tensor: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """A twin of a tensor, with the class and the attributes of its own that the tensor has."""
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return twin
+    twin = torch.Tensor.as_subclass(twin, kind)
+    vars(twin).update(vars(tensor))
+    return twin
+
+
 def _items(value: object) -> Iterator[tuple[Any, object]]:
     if isinstance(value, Mapping):  # before dataclass: transformers' ModelOutput is both, and hides its None fields
         yield from value.items()

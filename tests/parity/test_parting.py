@@ -1,0 +1,109 @@
+"""What two sides are given, how they run, and where the comparison says that they part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ampcheck import assert_parity
+from ampcheck.parity.kernels import compare_kernel
+from ampcheck.shadow.result import Reference
+
+
+class Scaled(torch.Tensor):
+    """A tensor with a factor of its own, as quantised weights have one."""
+
+    scale: float
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, scale: float) -> Scaled:
+        tensor: Scaled = torch.Tensor._make_subclass(cls, data)
+        tensor.scale = scale
+        return tensor
+
+
+def dequantised(x: torch.Tensor, weight: Scaled) -> torch.Tensor:
+    return x @ (weight.as_subclass(torch.Tensor) * weight.scale)
+
+
+def test_an_argument_keeps_its_class_and_attributes() -> None:
+    args = torch.randn(3, 4), Scaled(torch.randn(4, 4), 0.5)
+    assert_parity(dequantised, lambda x, weight: x @ (weight.as_subclass(torch.Tensor) * 0.5), args)
+    with pytest.raises(AssertionError, match="exact values differ by"):
+        assert_parity(dequantised, lambda x, weight: x @ weight.as_subclass(torch.Tensor), args)
+
+
+def test_a_function_takes_gradients_of_its_own_where_none_are_compared() -> None:
+    def slopes(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(x.sin().sum(), x)
+        return slope
+
+    assert_parity(slopes, torch.cos, (torch.randn(16),), backward=False)
+    with torch.no_grad(), pytest.raises(Exception, match="does not require grad"):
+        assert_parity(slopes, torch.cos, (torch.randn(16),), backward=False)
+
+
+def test_rows_of_nan_are_no_values_that_both_have() -> None:
+    allowed = torch.ones(8, 8, dtype=torch.bool).tril(-1)  # nothing for the first row
+
+    def by_hand(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT).masked_fill(~allowed, -torch.inf).softmax(-1) @ v
+
+    def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=1.0)  # zeros in such a row
+
+    with pytest.raises(AssertionError, match="infinities or NaN") as raised:
+        assert_parity(by_hand, fused, tuple(torch.randn(1, 2, 8, 8) for _ in range(3)), backward=False)
+    text = str(raised.value)
+    assert "then b runs forward, aten::_scaled_dot_product" in text
+    assert "ends with it" not in text
+
+
+def test_rows_of_zeros_are_no_values_that_both_have() -> None:
+    def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return F.relu(x) * gate[:, None]
+
+    def ungated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        unused = torch.zeros_like(x) * gate[:, None]  # rows of zeros lie about
+        return F.relu(x) + unused
+
+    x, gate = torch.randn(6, 16), torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])
+    with pytest.raises(AssertionError) as raised:
+        assert_parity(gated, ungated, (x, gate), backward=False)
+    assert "then a runs forward, aten::mul.Tensor" in str(raised.value)
+
+
+def test_a_view_of_what_both_have_is_not_where_they_part() -> None:
+    def by_rows(x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return torch.stack([wide[:, t, :, None] * 1.5 for t in range(x.shape[1])], 1)
+
+    def at_once(x: torch.Tensor) -> torch.Tensor:
+        return (x.float() * 1.25)[..., None]
+
+    with pytest.raises(AssertionError) as raised:
+        assert_parity(by_rows, at_once, (torch.randn(3, 5, 8, dtype=torch.bfloat16),), backward=False)
+    assert "then a runs forward, aten::mul.Tensor" in str(raised.value)
+
+
+def test_the_last_values_of_both_sides_are_told_apart() -> None:
+    def routed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x * 2) * (x @ w).softmax(-1)
+
+    def unrouted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x @ w
+        return x * 2
+
+    text = r"are made by .*aten::mm.* in a and by .*aten::mul.* in b; then a runs .*softmax.*; b ends with it"
+    with pytest.raises(AssertionError, match=text):
+        assert_parity(routed, unrouted, (torch.randn(4, 8), torch.randn(8, 8)), backward=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_kernel_within_its_bound_has_no_error_above_its_limit(seed: int) -> None:
+    exact = torch.randn(64, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 2.0**-16
+    message, error, limit = compare_kernel(exact.to(torch.float16), Reference(exact, exact.float(), 2.0**-11))
+    assert not message
+    assert error <= limit
