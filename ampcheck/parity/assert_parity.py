@@ -53,9 +53,10 @@ def assert_parity(
     `"rounding"`: one function, each within its own bound; `"function"`: one function; `"bitwise"`: equal bits. modules:
     `{path in a: path in b}` of modules whose results are compared as well, for a port; parameters inside are compared
     by these names. dtype: what autocast casts to in both; None for none. backward: compare gradients of the arguments,
-    and of parameters of one name; else both run in the caller's grad mode, and none is taken. tokens: the path of an output of log-probabilities, `""` for the only one, of which a
-    table shows each token that differs most, with the share of the difference that rounding explains; or `Tokens`, with
-    the band outside of which ratios of probabilities are counted.
+    and of parameters of one name; else both run in the caller's grad mode, and none is taken. tokens: the path of an
+    output of log-probabilities, `""` for the only one, of which a table shows each token that differs most, with the
+    share of the difference that rounding explains; or `Tokens`, with the band outside of which ratios of probabilities
+    are counted.
 
     Returns the run, whose finding is `parity`; raises `AssertionError` where the two do not agree, and `UsageError` for
     a side that raises. Parameters, buffers and random streams are afterwards as before.
