@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for type checkers and editors; tests/test_import.py compares it with _MODULES
+if TYPE_CHECKING:  # for type checkers and editors; tests/contract/test_import.py compares it with _MODULES
     from ampcheck.audit import assert_numerics as assert_numerics
     from ampcheck.audit import audit as audit
     from ampcheck.autocast.emulate import emulate as emulate

@@ -24,7 +24,10 @@ TESTS = ROOT / "tests"
 LOW = ("float16", "bfloat16")
 PROBLEMS = (Verdict.FAIL, Verdict.WARN)
 
-_FOLDERS = "tests docs/site tests/corpus tests/hostile tests/shadow tests/training/loops tests/training"
+_FOLDERS = (
+    "tests docs/site tests/promises/corpus tests/hostile tests/units/shadow tests/units/training/loops"
+    " tests/training/loops tests/training"
+)
 
 
 def importable() -> None:

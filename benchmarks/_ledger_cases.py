@@ -145,7 +145,7 @@ def long_runs() -> Iterator[Case]:
     for function in DRIFTS:
         here = partial(lambda line, f: f.where.line == line, _line(function))
         for dtype, expected in ((torch.bfloat16, Expected(ANY, here)), (torch.float32, HEALTHY)):
-            name = f"tests/shadow/test_long_loops:{function.__name__}"
+            name = f"tests/units/shadow/test_long_loops:{function.__name__}"
             yield Case("long", name, _name(dtype), partial(watched, function, dtype), expected)
     stops = Expected(("stagnation",))
     for case in CASES:

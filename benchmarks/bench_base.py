@@ -34,7 +34,7 @@ from ampcheck.speed.base.measure import measure_base
 from ampcheck.speed.base.stats import launch_deviation, rounds_of, twin_noise
 from ampcheck.speed.options import SpeedOptions
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "speed"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "units" / "speed"))
 from repositories import MODEL, commit, git, repository
 
 SITUATIONS = ("slower", "same", "loaded")

@@ -36,7 +36,7 @@ from ampcheck.tools.bisect.history import History
 from ampcheck.tools.bisect.judge import judge_history
 from ampcheck.tools.sweep.results import Allowance, ResultFolder
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "speed"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "units" / "speed"))
 from repositories import MODEL, git, repository
 
 COMMITS = 40

@@ -20,7 +20,7 @@ _SHOWN = 4
 _HEAD = """# Private names of PyTorch
 
 `python benchmarks/contract.py` writes this file. `torchtools` is the only package that uses private names of PyTorch;
-the others import them from `torchtools/private.py`. `python -m pytest tests/torchtools/test_contract.py` asks the
+the others import them from `torchtools/private.py`. `python -m pytest tests/contract/test_private_names.py` asks the
 installed PyTorch for each name, every night also the nightly build. Unless ampcheck cannot be imported without a name,
 its use raises `MissingNameError` where it is gone, and what needs it is skipped with that reason.
 

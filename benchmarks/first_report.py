@@ -157,7 +157,7 @@ def page(reports: list[Report], known: dict[str, Any]) -> str:
         *([f"Not measured yet: {', '.join(unmeasured)}.", ""] if unmeasured else []),
         "`python benchmarks/first_report.py` wrote this page. In each repository it ran",
         "",
-        "<!-- snippet: not run, tests/cli/test_init.py runs it -->",
+        "<!-- snippet: not run, tests/units/cli/test_init.py runs it -->",
         "```sh",
         "ampcheck init --yes && python -m pytest tests/test_amp.py --ampcheck",
         "```",

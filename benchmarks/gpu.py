@@ -51,7 +51,10 @@ class Step:
 
 
 STEPS = (
-    Step("tests", 8, "-m pytest -m cuda -q -rA -p no:cacheprovider", "tests/health tests/shadow/test_one_device.py"),
+    Step(
+        "tests", 8, "-m pytest -m cuda -q -rA -p no:cacheprovider",
+        "tests/units/health tests/promises/shadow/test_one_device.py",
+    ),
     Step(
         "emulated_against_device", 8,
         "benchmarks/emulated_against_device.py {list} --device {device} --models 40 --minutes 7 --json {out}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "report"), str(ROOT / "docs" / "site")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "units" / "report"), str(ROOT / "docs" / "site")]
 
 from snippets import Session  # noqa: E402  # the repository of the documentation
 from three_runs import RUNS  # noqa: E402  # the runs that the tests of the page look at

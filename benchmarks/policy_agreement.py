@@ -3,7 +3,7 @@
     python benchmarks/policy_agreement.py --json reports/evidence/policy_agreement.json
 
 Needs no GPU: the CPU's ops run for real, those of other devices on fake tensors. The calls and the comparisons are
-those of tests/autocast/op_samples.py; `tests/autocast/test_agreement.py` asserts what is tabled here.
+those of tests/units/autocast/op_samples.py; `tests/units/autocast/test_agreement.py` asserts what is tabled here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ampcheck.autocast.probe import DTYPES, measure_policy
 from ampcheck.autocast.state import registered
 
 TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "autocast")]
+sys.path[:0] = [str(TESTS), str(TESTS / "units" / "autocast")]
 import op_oracle  # noqa: E402  # the oracle stands with the tests
 import op_samples  # noqa: E402
 

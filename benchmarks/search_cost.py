@@ -4,7 +4,7 @@
     python benchmarks/search_cost.py --against /path/to/older/checkout  # both, turn about
 
 Judging is the whole less drawing: the strategy alone, with as many targets. The functions are the stable ones of
-tests/search/textbook.py, of which nothing is minimised, and a transformer block under autocast. Times on a shared
+tests/units/search/textbook.py, of which nothing is minimised, and a transformer block under autocast. Times on a shared
 machine differ by half from run to run; the medians over the rounds are printed.
 """
 
@@ -27,7 +27,7 @@ EXAMPLES = 200
 
 def subjects() -> dict[str, tuple[Callable[..., Any], Any]]:
     """Functions and modules that hold, with their inputs."""
-    sys.path.insert(0, str(HERE / "tests" / "search"))
+    sys.path.insert(0, str(HERE / "tests" / "units" / "search"))
     import torch
     from textbook import TEXTBOOK
 

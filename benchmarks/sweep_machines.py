@@ -30,7 +30,7 @@ from ampcheck.tools.sweep.results import Allowance, Result, ResultFolder
 from ampcheck.tools.sweep.sweep import Call, run_call, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "tools" / "sweep"))
+sys.path.insert(0, str(ROOT / "tests" / "units" / "tools" / "sweep"))
 from machines import dask_workers, tasks  # noqa: E402  # of the tests
 
 COLUMNS = ("name", "seconds", "cpu ms", "overhead ms", "scheduler ms", "starts", "judged", "resumed")

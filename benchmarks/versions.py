@@ -1,6 +1,6 @@
 """The suite, or a part of it, on the releases of PyTorch and Python that the README promises, one after the other.
 
-    python benchmarks/versions.py [--torch 2.6,2.9,2.13,2.15] [--pythons python3.10,python3.13] [--tests tests/core] \\
+    python benchmarks/versions.py [--torch 2.6,2.9,2.13,2.15] [--pythons python3.10,python3.13] [--tests tests/units] \\
         --json reports/evidence/versions.json
 
 A release of PyTorch for this Python is an environment over the packages of this one, as `ampcheck bisect` makes it; for

@@ -1,6 +1,6 @@
 """Run a script on several ranks of gloo: what torchrun does, with processes that start warm.
 
-tests/training/distributed/test_distributed_audit.py and test_unequal_ranks.py start torchrun itself, as users do.
+test_distributed_audit.py and test_unequal_ranks.py start torchrun itself, as users do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What happens without each private name of PyTorch that `torchtools` uses, and which releases have it.
 
-`python benchmarks/contract.py` writes contract.md from this and from the sources, and tests/torchtools/test_contract.py
-asks the installed PyTorch for every name.
+`python benchmarks/contract.py` writes contract.md from this and from the sources, and
+tests/contract/test_private_names.py asks the installed PyTorch for every name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dynamo, AOTAutograd and Inductor: settings, caches, the trace of compilations, and what `torch.compile` wrapped.
 
 With `interception` the only place that uses private interfaces of PyTorch's compiler. They are imported when they are
-used and checked by tests/torchtools/test_dynamo.py; `trace_unsupported()` reports a release that lacks one of the
+used and checked by tests/contract/test_dynamo.py; `trace_unsupported()` reports a release that lacks one of the
 trace, and callers then skip with that reason.
 """
 

@@ -1,6 +1,6 @@
 """Intercept the graphs that Inductor compiles: each is handed over after AOTAutograd, joint passes and partitioning.
 
-With `dynamo` the only place that uses private interfaces of PyTorch's compiler; tests/torchtools/test_dynamo.py checks
+With `dynamo` the only place that uses private interfaces of PyTorch's compiler; tests/contract/test_dynamo.py checks
 each of them, and `unsupported()` reports a release in which one is missing or takes other arguments.
 """
 

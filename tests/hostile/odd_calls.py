@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from odd_rows import PASSES, Base, add, fails, given, incomplete, refused
 
-from ampcheck.core.subject import Subject
+from ampcheck import Subject
 
 # What is no subject
 

@@ -13,7 +13,7 @@ import torch
 from odd_rows import PASSES, Base, add, fails, given, incomplete, module, refused, warns
 from torch import nn
 
-from ampcheck.core.subject import Subject
+from ampcheck import Subject
 
 NAN, INF = float("nan"), float("inf")
 TICKS = itertools.count(1)

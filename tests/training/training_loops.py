@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ampcheck.core.run import Run, Verdict
-from ampcheck.core.subject import Subject
+from ampcheck import Run, Subject, Verdict
 from ampcheck.demo import CharTransformer, batch
 
 

@@ -12,7 +12,7 @@ uncorrelated, and the mean of a is known, so that with R rounds the sum of a^2 /
 times a chi-square of 2 R - 1 degrees of freedom. The interval is that of Student's t with as many: mean d -+ t *
 sqrt(3/2 s^2 / R). Launches are assumed to be independent with about normal offsets; blocks may be noisy in any way. A
 head that varies more than the base is guarded against: s^2 is at least the estimate of the d alone.
-tests/speed/test_base_launches.py simulates it.
+tests/units/speed/test_base_launches.py simulates it.
 """
 
 from __future__ import annotations
