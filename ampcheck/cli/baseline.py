@@ -68,7 +68,7 @@ def _baseline(options: argparse.Namespace) -> int:
     if options.runs:
         if options.targets:
             raise UsageError("--from takes the findings of a run; leave out the targets, or --from")
-        runs = [accept(load_run(path), settings, reads=False) for path in options.runs]
+        runs = [accept(load_run(path, settings, options)[0], settings, reads=False) for path in options.runs]
     else:
         targets = targets_of(options, settings)
         if not targets:

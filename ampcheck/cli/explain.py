@@ -7,7 +7,9 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, Stdout
+from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import table as table_of_formats
+from ampcheck.core.text import did_you_mean
 
 if TYPE_CHECKING:
     from ampcheck.core.check import Check
@@ -23,7 +25,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ampcheck.checks import VERDICTS, explain, registered
+    from ampcheck.checks import VERDICTS, registered
     from ampcheck.core.extensions import broken
     from ampcheck.lint import rules
 
@@ -31,10 +33,9 @@ def _explain(options: argparse.Namespace) -> int:
         lines = [f"{slug:20} {_first_sentence(one.check)}{_added(one.package)}" for slug, one in registered().items()]
         lines += [f"{code:20} {_first_sentence(rule.check)}" for code, rule in rules().items()]
         text = "\n".join([*lines, *(f"{one} is left out: {one.error}" for one in broken())])
-    elif options.slug in VERDICTS:
-        text = _paragraph(options.slug, VERDICTS[options.slug])
+    elif (page := page_of(slug := _named(options.slug))) is None:
+        text = _paragraph(slug, VERDICTS[slug])
     else:
-        page = page_of(options.slug) or explain(options.slug)
         titles = {
             page.slug: page.requires,
             "how it is measured": page.measured,
@@ -47,6 +48,18 @@ def _explain(options: argparse.Namespace) -> int:
     with Stdout() as out:
         print(text)
     return out.code()
+
+
+def _named(text: str) -> str:
+    """The check, the rule or the verdict that a text names, in whatever letters. Raises `UsageError` for none."""
+    from ampcheck.checks import REGISTRY, VERDICTS
+    from ampcheck.lint import rules
+
+    names = {name.lower(): name for name in (*REGISTRY, *rules(), *VERDICTS)}
+    if (slug := names.get(text.strip().lower())) is None:
+        meant = did_you_mean(text, names.values()) or "`ampcheck explain` lists them"
+        raise UsageError(f"there is no check, rule or verdict {text!r:.60}: {meant}")
+    return slug
 
 
 def page_of(slug: str) -> Check | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcheck.cli.output import Commands, Stdout
 from ampcheck.core.errors import UsageError
-from ampcheck.core.text import clean, did_you_mean
+from ampcheck.core.text import clean, counted, did_you_mean, listed
 
 if TYPE_CHECKING:
     from ampcheck.core.run import Run
@@ -49,10 +49,13 @@ def _known(options: argparse.Namespace) -> int:
     from ampcheck.tools.known import DATA, known, used
 
     matter = {name: getattr(options, name) or () for name in ("ways", "dtypes", "devices")}
+    alone = "--schema" if options.schema else "" if options.repro is None else "--repro NAME"
+    if alone and (options.packages or options.fail_if_used or any(matter.values())):
+        raise UsageError(f"{alone} prints nothing else: leave out what chooses among packages, uses, ways and devices")
     data, failed = options.data or str(DATA), False
     if options.schema:
         text = Path(records.__file__).with_name("known.schema.json").read_text(encoding="utf-8").rstrip()
-    elif options.repro:
+    elif alone:
         text = _repro(options.repro, data)
     elif options.fail_if_used:
         if options.packages:
@@ -85,8 +88,8 @@ def _uses(run: Run) -> str:
     problems = [finding for finding in run.findings if finding.verdict in PROBLEMS]
     lines = [clean(f"{one.where.place}: {one.verdict.value} {one.check} {one.message}") for one in problems]
     others = {"accepted": len(run.findings) - len(problems), **run.coverage.unseen}
-    left = "".join(f", {count:,} {what}" for what, count in others.items() if count)
-    lines += [f"{len(problems):,} uses of functions with a known defect{left}; looked at {run.coverage}"]
+    left = "".join(f", {counted(count, what)}" for what, count in others.items() if count)
+    lines += [f"{counted(len(problems), 'uses of functions with a known defect')}{left}; looked at {run.coverage}"]
     return "\n".join([*lines, *annotations_in_job(run, Path.cwd())])
 
 
@@ -109,9 +112,15 @@ def _list(every: Sequence[Known], packages: Sequence[str]) -> str:
         return f"no defect of {', '.join(packages) or 'an installed package'} is known; that is no measurement"
     if packages:
         return clean("\n\n".join(map(_in_full, every)))
-    lines = [f"{one.defect.package} {one.release}: {one.state}, {one.defect.met}: {one.defect.name}" for one in every]
-    more = "`ampcheck known PACKAGE` has functions, repros and cures; what is not listed was not measured"
-    return clean("\n".join([*sorted(lines, key=str.lower), more]))
+    more = "`ampcheck known PACKAGE` has releases, repros and cures; what is not listed was not measured"
+    return clean("\n".join([*sorted(map(_in_short, every), key=str.lower), more]))
+
+
+def _in_short(one: Known) -> str:
+    """Package, functions, dtypes, state and name of a defect in a line."""
+    defect = one.defect
+    what = listed((function.name for function in defect.functions), 2) or defect.title
+    return f"{defect.package} {one.release}: {what} in {defect.met}: {one.state} ({defect.name})"
 
 
 def _in_full(one: Known) -> str:

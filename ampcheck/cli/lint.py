@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
-from ampcheck.core.text import clean
+from ampcheck.core.text import clean, counted
 
 
 def add_command(commands: Commands) -> None:
@@ -42,8 +42,9 @@ def _lint(options: argparse.Namespace) -> int:
         for finding in problems:
             print(clean(f"{finding.where.place}: {finding.check} {finding.message}"))
         files = run.coverage.seen.get("files", 0)
-        left = "".join(f", {count:,} {what}" for what, count in run.coverage.unseen.items())
-        print(f"{len(problems)} reports in {files} files{left}" + (f", {fixed} fixed" if fixed else ""))
+        left = "".join(f", {counted(count, what)}" for what, count in run.coverage.unseen.items())
+        text = f"{counted(len(problems), 'reports')} in {counted(files, 'files')}{left}"
+        print(text + (f", {fixed:,} fixed" if fixed else ""))
 
     pages = {code: rule.check for code, rule in rules().items()}
     return finish(run, options, show, failed=bool(problems), rules=pages)

@@ -12,7 +12,7 @@ from ampcheck.cli.sweep import load_sweep
 from ampcheck.core import run as records
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import FAIL_ON, Run, Scalar, Table, merge
-from ampcheck.core.settings import load_settings
+from ampcheck.core.settings import Settings, load_settings
 from ampcheck.outcome.compare import FACTOR, compare
 from ampcheck.report.sections import headline
 
@@ -63,7 +63,7 @@ def _report(options: argparse.Namespace) -> int:
         raise UsageError(f"--compare takes two runs, the earlier first; found {len(options.runs)}")
 
     settings = load_settings()
-    loaded = [load_sweep(path, settings, options) if _is_folder(path) else (load_run(path), 0) for path in options.runs]
+    loaded = [load_run(path, settings, options) for path in options.runs]
     runs = [run for run, _ in loaded]
     if options.compare:
         options.kind = "compare"
@@ -77,16 +77,14 @@ def _report(options: argparse.Namespace) -> int:
     return finish(run, options, show, failed=failed) or max(code for _, code in loaded)
 
 
-def _is_folder(path: str) -> bool:
-    return "://" in path or Path(path).is_dir()
+def load_run(path: str, settings: Settings, options: argparse.Namespace) -> tuple[Run, int]:
+    """The run in a file, or of the sweep in a folder or at a URL, and the exit code where nothing in it fails.
 
-
-def load_run(path: str) -> Run:
-    """The run in a file. Raises `UsageError`, with the file, where there is none."""
-    try:
-        return Run.load(path)
-    except UsageError as error:
-        raise UsageError(str(error) if path in str(error) else f"{path}: {error}") from error
+    options: see `load_sweep`. Raises `UsageError` where there is none.
+    """
+    if path and ("://" in path or Path(path).is_dir()):
+        return load_sweep(path, settings, options)
+    return Run.load(path), 0
 
 
 def _merged(paths: list[str], runs: list[Run]) -> Run:

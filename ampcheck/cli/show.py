@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from ampcheck.cli.explain import page_of
@@ -28,6 +28,8 @@ from ampcheck.report.verdict_table import verdict_table
 _VALUES = {"finding": "N", "check": "NAME", "module": "PATH", "op": "NAME", "arm": "WORD ..."}
 """What can be asked for."""
 
+_ARTICLES = {"op": "an", "arm": "an"}
+
 _ROOT = "(root)"
 """The module whose path is empty, as tables name it."""
 
@@ -44,12 +46,12 @@ def add_command(commands: Commands) -> None:
         help=summary,
         description=f"{summary.capitalize()}. Exit code 0: it was read, whatever its verdict; 2: usage error.",
     )
-    show.add_argument("run", metavar="RUN.json", help="of --json or `pytest --ampcheck-json`")
+    show.add_argument("run", metavar="RUN.json", help="of --json or `pytest --ampcheck-json`, or --results of a sweep")
     asked = ", ".join(f"{kind} {value}" for kind, value in _VALUES.items())
     text = f"{asked}; all but finding can be combined. Default: the verdict, counts, and each finding in a line"
-    show.add_argument("words", nargs="*", metavar="WHAT", help=text)
+    show.add_argument("words", nargs="*", default=[], metavar="WHAT", help=text)
     show.add_argument("--json", action="store_true", help="print the answer as JSON, in full")
-    show.set_defaults(command=_show)
+    show.set_defaults(command=_show, fail_on=None)
     guide = commands.add_parser("guide", help="print a page for coding agents: which command when, how to mend what")
     guide.set_defaults(command=_guide)
 
@@ -62,7 +64,10 @@ def _guide(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    question = Question(options.run, load_run(options.run), _asked(options.words))
+    from ampcheck.core.settings import load_settings
+
+    run, _ = load_run(options.run, load_settings(), options)
+    question = Question(options.run, run, _asked(options.words, Question(options.run, run).names()))
     question.require_answer()
     width = max(shutil.get_terminal_size((160, 24)).columns, MIN_WIDTH)
     with Stdout() as out:
@@ -73,8 +78,8 @@ def _show(options: argparse.Namespace) -> int:
     return out.code()
 
 
-def _asked(words: Iterable[str]) -> dict[str, list[str]]:
-    """The words by what they ask for: the first after a kind is its value, whatever it is called."""
+def _asked(words: Iterable[str], names: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """The words by what they ask for: the first after a kind is its value, whatever it is called. names: of the run."""
     asked: dict[str, list[str]] = {}
     kind = ""
     for word in words:
@@ -84,7 +89,8 @@ def _asked(words: Iterable[str]) -> dict[str, list[str]]:
             kind = word
             asked.setdefault(kind, [])
         else:
-            meant = did_you_mean(word, _VALUES) or "a word more than it takes"
+            meant = "" if asked else _what_is(word, names)
+            meant = meant or did_you_mean(word, _VALUES) or "a word more than it takes"
             raise UsageError(f"after RUN.json comes one of {', '.join(_VALUES)}; found {word!r}, {meant}")
     if kind and not asked[kind]:
         raise UsageError(f"{kind} needs a value: {kind} {_VALUES[kind]}")
@@ -93,25 +99,37 @@ def _asked(words: Iterable[str]) -> dict[str, list[str]]:
     return asked
 
 
+def _what_is(word: str, names: Mapping[str, set[str]]) -> str:
+    """`it is a check: ask for check overflow`; empty for a word that nothing of the run has as its name."""
+    kind = next((kind for kind in _VALUES if word in names[kind]), "")
+    return f"it is {_ARTICLES.get(kind, 'a')} {kind}: ask for {kind} {word}" if kind else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked of a run in the file `path`: findings, and rows of evidence, that agree with all of `asked`."""
 
     path: str
     run: Run
-    asked: Mapping[str, Sequence[str]]
+    asked: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def require_answer(self) -> None:
         """Raise `UsageError` for a run without findings, and for what the run does not name."""
         if not self.run.findings and (self.asked or not self.run.coverage.seen):
             raise UsageError(f"{self.path} is a run without findings to show; it looked at {self.run.coverage}")
-        sites = [_names(module=site.module or _ROOT, op=site.op) for one in self.run.maps for site in one.sites]
-        known = [{"finding": set(map(str, self.numbered()))}, *sites, *map(_names_of, self.run.findings)]
+        names = self.names()
         for kind, value in ((kind, value) for kind, values in self.asked.items() for value in values):
-            names = sorted({name for one in known for name in one.get(kind, ()) if name}, key=lambda n: (len(n), n))
-            if value not in names and not replace(self, asked={kind: [value]}).evidence():
-                meant = did_you_mean(value, names) or f"it has {listed(names, 12) or 'none'}"
+            if value not in names[kind] and not replace(self, asked={kind: [value]}).evidence():
+                own = sorted(names[kind], key=lambda name: (len(name), name))
+                meant = _what_is(value, names) or did_you_mean(value, own) or f"it has {listed(own, 12) or 'none'}"
                 raise UsageError(f"{self.path} has no {kind} {value!r}; {meant}")
+
+    def names(self) -> dict[str, set[str]]:
+        """The names in the run by what can be asked for."""
+        sites = [_names(module=site.module or _ROOT, op=site.op) for one in self.run.maps for site in one.sites]
+        places = [*sites, *map(_names_of, self.run.findings)]
+        names = {kind: {name for place in places for name in place.get(kind, ()) if name} for kind in _VALUES}
+        return {**names, "finding": set(map(str, self.numbered()))}
 
     def numbered(self) -> dict[int, Cause]:
         """The causes of the run, the worst first, by their numbers."""

@@ -67,7 +67,7 @@ def installed(package: str) -> str:
     """The installed version of a distribution; empty without one."""
     try:
         return version(package)
-    except PackageNotFoundError:
+    except (PackageNotFoundError, ValueError):  # of an empty name
         return ""
 
 

@@ -44,9 +44,19 @@ def parse_json(text: str | bytes) -> Any:
     return data
 
 
+_UNREAD = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The JSON in the file at `path`. Raises `OSError`, or `ValueError` as `parse_json` does."""
-    return parse_json(Path(path).read_bytes())
+    """The JSON in the file at `path`. Raises `OSError` or `ValueError`, whose message is one clause."""
+    try:
+        return parse_json(Path(path).read_bytes())
+    except OSError as error:
+        raise type(error)(_UNREAD.get(type(error), error.strerror or error)) from error
+    except UnicodeDecodeError as error:
+        raise ValueError("it is no text in UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON, or not all of it: {error}") from error
 
 
 def conflict_in(text: str) -> str:

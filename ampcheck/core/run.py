@@ -163,8 +163,12 @@ class Run:
         try:
             data = read_json(path)
         except (OSError, ValueError) as error:
-            raise UsageError(f"no run of ampcheck could be read from {os.fspath(path)}: {error}") from error
-        return cls.from_json(data)
+            place = os.fspath(path) or "an empty name"
+            raise UsageError(f"no run of ampcheck could be read from {place}: {error}") from error
+        try:
+            return cls.from_json(data)
+        except UsageError as error:
+            raise UsageError(f"{os.fspath(path)}: {error}") from error
 
 
 def renamed(run: Run, old: str, new: str) -> Run:

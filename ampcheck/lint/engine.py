@@ -30,7 +30,7 @@ from ampcheck.outcome.comments import commented, ignored_at
 _SKIPPED = frozenset(("node_modules", "build", "dist", "__pycache__", "site-packages", "venv"))
 """Folders that are not entered, nor those whose names begin with a dot, unless they are asked for."""
 
-UNREAD = "files that are no Python"
+UNREAD = "files that cannot be parsed"
 
 
 @cache
@@ -50,6 +50,7 @@ def select_rules(select: Sequence[str]) -> list[Rule]:
 
 
 def _matches(code: str, pattern: str) -> bool:
+    pattern = pattern.upper()
     return code.startswith(pattern) or fnmatchcase(code, pattern)
 
 
@@ -124,6 +125,11 @@ def content_of(path: str) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
+def is_binary(content: bytes) -> bool:
+    """Return whether a file is no source, though no rule parses it."""
+    return b"\0" in content
+
+
 def _encoding(content: bytes) -> str:
     """The encoding of a file, by its byte order mark or its comment. Raises `SyntaxError` for an unknown one."""
     return tokenize.detect_encoding(io.BytesIO(content).readline)[0]
@@ -142,6 +148,8 @@ def parse(path: str, content: bytes) -> Source | None:
 def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | None:
     """The reports of a file by the codes of their rules; None of one that is no Python."""
     content = content_of(path)
+    if is_binary(content):
+        return None
     contains = _Contains(content)
     may_report = [rule for rule in chosen if _may_report(rule, content, contains)]
     if not may_report:

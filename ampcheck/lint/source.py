@@ -105,13 +105,14 @@ class Source:
         return _Reader(self).read()
 
     @cached_property
+    def nodes(self) -> dict[int, ast.AST]:
+        """Every node of the file by its identity."""
+        return {id(node): node for node in ast.walk(self.tree)}
+
+    @cached_property
     def lines(self) -> list[str]:
         """The lines of the file, without their ends."""
         return [line.rstrip("\r\n") for line in split_lines(self.text)]
-
-    def text_of(self, node: Function | ast.expr) -> str:
-        """The lines of a node, as a whole."""
-        return "\n".join(self.lines[node.lineno - 1 : node.end_lineno])
 
     @cached_property
     def _regions(self) -> dict[str, Region]:
@@ -133,6 +134,15 @@ class Source:
         name = dotted(node)
         first, dot, rest = name.partition(".")
         return f"{self.imports.get(first, first)}{dot}{rest}" if name else ""
+
+    def is_torchs(self, call: Call) -> bool:
+        """Return whether a call may be one of PyTorch: of a name that is imported from it, or of a method of an object.
+
+        A function or a module of another package is none, nor is a method of the class that calls it.
+        """
+        first = call.receiver.partition(".")[0]
+        is_method = isinstance(call.node.func, ast.Attribute) and call.receiver not in ("self", "cls", "super()")
+        return call.name.startswith("torch.") or (is_method and first not in self.imports)
 
     def is_narrow(self, node: ast.AST | None, dtypes: frozenset[str] = NARROW) -> bool:
         """Return whether an expression names one of these dtypes."""
@@ -200,15 +210,20 @@ def _text(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
+_RELATIVE = "<relative>"
+"""The package of `from . import name`, which is no name of another."""
+
+
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """The names that imports anywhere in a file make, and what they stand for."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom):
+            package = _RELATIVE if node.level else node.module
             for alias in node.names:
-                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+                yield alias.asname or alias.name, f"{package}.{alias.name}"
 
 
 _BRANCHES: dict[type[ast.AST], tuple[str, ...]] = {

@@ -18,11 +18,11 @@ from packaging.utils import canonicalize_name
 
 from ampcheck.core.check import Check
 from ampcheck.core.environment import installed
-from ampcheck.core.errors import UsageError, brief
+from ampcheck.core.errors import UsageError, brief, require_schema
 from ampcheck.core.json_files import from_plain, read_json, untag_nonfinite
 from ampcheck.core.run import Coverage, Finding, Run, Where
 from ampcheck.core.text import counted, did_you_mean
-from ampcheck.lint.engine import UNREAD, content_of, parse, python_files
+from ampcheck.lint.engine import UNREAD, content_of, is_binary, parse, python_files
 from ampcheck.lint.source import Source, dotted
 from ampcheck.outcome.comments import commented
 
@@ -146,12 +146,14 @@ class Known:
 def read_defects(path: str | os.PathLike[str] = DATA) -> tuple[Defect, ...]:
     """The defects in a file that `benchmarks/hunt.py --known` wrote. Raises `UsageError` for a damaged one."""
     try:
-        data = from_plain(Data, untag_nonfinite(read_json(path)))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"cannot read the known defects in {path}: {brief(error)}") from error
-    if data.schema != SCHEMA:
-        raise UsageError(f"the known defects in {path} have schema {data.schema}; this ampcheck reads {SCHEMA}")
-    return data.defects
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the known defects in {os.fspath(path)}: {error}") from error
+    require_schema(data, os.fspath(path), "list of known defects", SCHEMA)
+    try:
+        return from_plain(Data, untag_nonfinite(data)).defects
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"the list of known defects in {os.fspath(path)} is damaged: {brief(error)}") from error
 
 
 def known(packages: Sequence[str] = (), *, data: str | os.PathLike[str] = DATA) -> list[Known]:
@@ -204,7 +206,7 @@ def used(
     findings, broken, files, mentioned = list[Finding](), list[str](), 0, _mentions(every)
     for path in python_files(paths := list(paths)):
         content = content_of(path)
-        source = parse(path, content if mentioned(content) else b"")  # parsing takes most of the time
+        source = parse(path, content if is_binary(content) or mentioned(content) else b"")  # it takes most of the time
         if source is None:
             broken.append(path)
             continue

@@ -69,9 +69,8 @@ def _fix(source: Source, call: Call, name: str, argument: str) -> tuple[Edit, ..
 
 def _for_older_releases(source: Source, call: Call) -> bool:
     """Return whether the call is in a branch that a version or the lack of the new name decides."""
-    statements = {id(node): node for node in ast.walk(source.tree)} if call.branches else {}
     for identity, _ in call.branches:
-        statement = statements[identity]
+        statement = source.nodes[identity]
         if isinstance(statement, ast.Try):
             return True
         test = ast.unparse(statement.test).lower() if isinstance(statement, (ast.If, ast.IfExp)) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,7 @@ def opening(spec: str, *, jobs: int | None, seconds: float, limits: Sequence[str
         raise UsageError(
             f"--jobs is of --executor local and slurm; {spec} itself has a number of workers: leave it out"
         )
-    if scheme == "dask" and slashes:
+    if scheme == "dask" and re.fullmatch(r".+:\d{1,5}", address):
         return partial(_dask, address)
     if ":" in spec and not slashes:
         return partial(_own, spec)

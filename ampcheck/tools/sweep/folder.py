@@ -25,6 +25,8 @@ class Folder:
         from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
+        if not os.fspath(place).strip():
+            raise UsageError("--results must name a folder or a URL; found an empty name")
         self._place, self._files, self._root = os.fspath(place), LocalFileSystem(), os.path.abspath(place)
         if "://" in self._place:
             try:

@@ -17,6 +17,8 @@ ZOO = "zoo.py:ZOO"
 
 _GLOB = frozenset("*?")
 
+_REQUIRED = "a sweep needs a file of targets, a folder with a zoo.py, or file.py:collection"
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -45,6 +47,8 @@ def read_list(source: str, only: str = "*") -> list[Entry]:
 
 def _targets(source: str) -> list[str]:
     path = Path(source)
+    if not source.strip():
+        raise UsageError(f"{_REQUIRED}; found an empty name")
     if path.is_dir():
         if not (path / "zoo.py").is_file():
             raise UsageError(f"{path} must have a zoo.py with the mapping ZOO, of names to subjects; it has no zoo.py")
@@ -61,7 +65,7 @@ def _targets(source: str) -> list[str]:
         return [source]
     if ":" in source:
         return [source if split_member(source)[1] else f"{source}[*]"]
-    raise UsageError(f"a sweep needs a file of targets, a folder with a zoo.py, or file.py:collection; found {source}")
+    raise UsageError(f"{_REQUIRED}; found {source}")
 
 
 def _expanded(target: str, families: Callable[[str], Mapping[str, str]]) -> Iterator[Entry]:

@@ -198,6 +198,8 @@ class ResultFolder:
         place = f"{self.folder}/{_MANIFEST}"
         try:
             data = parse_json(self.folder.read(_MANIFEST))
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.folder} has no sweep: there is no {_MANIFEST} in it") from error
         except Exception as error:  # each file system has its own
             raise UsageError(f"{place} is no manifest of a sweep: {brief(error)}") from error
         require_schema(data, place, "manifest of a sweep", SCHEMA)

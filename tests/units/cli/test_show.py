@@ -31,6 +31,8 @@ from ampcheck.core.arm import Arm, armed
 from ampcheck.core.excerpt import Excerpt
 from ampcheck.core.json_files import tag_nonfinite
 from ampcheck.core.run import Coverage, ModelMap, Run, Site, Table, Verdict, Where
+from ampcheck.core.settings import Target
+from ampcheck.tools.sweep.results import AUDIT, Result, ResultFolder, Task
 
 HALF, BRAIN = (armed("m.py:net", Arm(dtype, "eager")) for dtype in ("float16", "bfloat16"))
 AT = Where("forward", "blocks.0.ffn", "aten::mul.Tensor", "m.py", 7)
@@ -211,6 +213,14 @@ def test_the_answer_as_data_is_strict_json_with_all_of_a_finding(folder: Path, c
         (["arm", "eager", "compield"], "run.json has no arm 'compield'"),
         (["check", "overfow"], "run.json has no check 'overfow'; did you mean overflow?"),
         (["modul", "ffn"], "found 'modul', did you mean module?"),
+        (["overflow"], "found 'overflow', it is a check: ask for check overflow"),
+        (["1"], "found '1', it is a finding: ask for finding 1"),
+        (["finding", "overflow"], "run.json has no finding 'overflow'; it is a check: ask for check overflow"),
+        (
+            ["check", "blocks.0.ffn"],
+            "run.json has no check 'blocks.0.ffn'; it is a module: ask for module blocks.0.ffn",
+        ),
+        (["check", "exp"], "run.json has no check 'exp'; it is an op: ask for op exp"),
         (["finding", "1", "arm", "eager"], "finding 1 is one finding: leave out what else chooses"),
         (["finding", "1", "2"], "found '2', a word more than it takes"),
     ],
@@ -227,9 +237,10 @@ def test_an_unknown_name_is_answered_with_the_nearest(folder: Path, capfd, words
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "no run of ampcheck could be read from other.json"),
-        ("", "no run of ampcheck could be read from other.json"),
-        (json.dumps(RUN.to_json())[:900], "no run of ampcheck could be read from other.json"),
+        (None, "no run of ampcheck could be read from other.json: there is no such file"),
+        ("", "no run of ampcheck could be read from other.json: it is no JSON, or not all of it: Expecting value"),
+        (json.dumps(RUN.to_json())[:900], "from other.json: it is no JSON, or not all of it: "),
+        ("\udcff", "no run of ampcheck could be read from other.json: it is no text in UTF-8"),
         ("{}", "other.json: this is no run of ampcheck"),
         ("[1, 2]", "other.json: this is no run of ampcheck"),
         (json.dumps({**RUN.to_json(), "schema": 99}), "has schema 99, newer than this ampcheck reads"),
@@ -242,12 +253,33 @@ def test_an_unknown_name_is_answered_with_the_nearest(folder: Path, capfd, words
 )
 def test_a_file_that_answers_nothing_is_one_sentence(folder: Path, capfd, text, said) -> None:
     if text is not None:
-        Path("other.json").write_text(text, encoding="utf-8")
+        Path("other.json").write_text(text, encoding="utf-8", errors="surrogateescape")
     assert main(["show", "other.json", "finding", "1"]) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_folder_is_the_sweep_in_it(folder: Path, capfd) -> None:
+    task, results = Task(AUDIT, Target("m.py:net")), ResultFolder("swept")
+    results.begin([(task, "")], shared=False)
+    results.save(task, Result(AUDIT, "m.py:net", RUN))
+    assert "sweep of 1 target, 1 failed" in shown(capfd, run="swept")
+    assert shown(capfd, "finding", "1", run="swept").startswith("FAIL overflow: m.py:net [float16, eager]")
+    Path("empty").mkdir()
+    for name, said in {
+        "empty": "empty has no sweep: there is no sweep.manifest in it",
+        "": "from an empty name",
+    }.items():
+        assert main(["show", name]) == 2
+        assert said in capfd.readouterr().err
+
+
+def test_what_is_required_is_the_run_alone(folder: Path, capfd) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["show"])
+    assert capfd.readouterr().err.endswith("the following arguments are required: RUN.json\n")
 
 
 def test_a_run_of_the_first_schema_is_read(folder: Path, capfd) -> None:

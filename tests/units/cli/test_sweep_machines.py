@@ -146,7 +146,7 @@ def test_a_report_of_a_folder_without_a_sweep_is_one_sentence(ampcheck: Callable
     (tmp_path / "empty").mkdir()
     code, _, err = ampcheck("report", "empty")
     assert (code, err.count("\n")) == (2, 1)
-    assert "empty/sweep.manifest is no manifest of a sweep" in err
+    assert "empty has no sweep: there is no sweep.manifest in it" in err
 
 
 TWINS = ("models.py:MODELS[a]", "others.py:MODELS[a]")

@@ -50,14 +50,15 @@ def test_folders_are_searched_but_for_hidden_and_built_ones(folder: Path) -> Non
 def test_a_file_that_is_no_python_is_counted(folder: Path, text: str) -> None:
     (folder / "template.py").write_text(text)
     run = lint(["."])
-    assert run.coverage.unseen == {"files that are no Python": 1}
+    assert run.coverage.unseen == {"files that cannot be parsed": 1}
     assert run.coverage.seen["files"] == 1
 
 
 def test_where_no_file_is_python_nothing_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "empty").mkdir()
     (folder / "template.py").write_text("with torch.cuda.amp.autocast({{ dtype }}:\n")
-    for path in ("empty", "template.py"):
+    (folder / "binary.py").write_bytes(b"\x7fELF\x00")
+    for path in ("empty", "template.py", "binary.py"):
         assert main(["lint", path]) == 2
         assert f"lint needs a file of Python; found none in {path}" in capsys.readouterr().err
 
@@ -175,13 +176,13 @@ def test_the_command_prints_lines_that_editors_know_and_ends_in_one(
     assert main(["lint", "old.py"]) == 1
     assert capsys.readouterr().out.splitlines() == [
         'old.py:3: AMP101 torch.cuda.amp.autocast is deprecated: write torch.amp.autocast("cuda", ...)',
-        "1 reports in 1 files",
+        "1 report in 1 file",
     ]
     assert main(["lint", "old.py", "--fix"]) == 0
-    assert capsys.readouterr().out == "0 reports in 1 files, 1 fixed\n"
+    assert capsys.readouterr().out == "0 reports in 1 file, 1 fixed\n"
     (folder / "template.py").write_text("torch.cuda.amp.{{ name }}\n")
     assert main(["lint"]) == 0
-    assert capsys.readouterr().out == "0 reports in 1 files, 1 files that are no Python\n"
+    assert capsys.readouterr().out == "0 reports in 1 file, 1 file that cannot be parsed\n"
 
 
 def test_the_command_writes_runs_and_sarif_with_the_pages_of_its_rules(folder: Path) -> None:
@@ -199,6 +200,19 @@ def test_a_baseline_is_not_written_where_lint_would_not_read_it(
     assert main(["baseline", "--from", "run.json"]) == 2
     assert "lint reads no baseline: accept what it reports on the line" in capsys.readouterr().err
     assert not (folder / "ampcheck.baseline.json").exists()
+
+
+def test_a_rule_is_named_in_any_letters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for name in ("AMP103", "amp103", " Amp103 "):
+        assert main(["explain", name]) == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0].startswith("AMP103\n")
+    assert len(set(pages)) == 1
+    assert lint(["."], ["amp101"]).findings == lint(["."], ["AMP101"]).findings
+    for name, meant in {"amp199": "did you mean AMP1", "overfow": "did you mean overflow?", "": "lists them"}.items():
+        assert main(["explain", name]) == 2
+        assert meant in capsys.readouterr().err
 
 
 def test_explain_prints_the_page_of_a_rule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,6 +120,34 @@ CASES: dict[str, list[tuple[str, str]]] = {
                 self.scaler.step(self.optimizer)
             """,
         ),
+        (
+            """
+            from .helpers import clip_grad_value_
+            def clip_grad_norm_(parameters, most):
+                ...
+            class Trainer:
+                def step(self, loss):
+                    self.scaler.scale(loss).backward()
+                    self.model.clip_grad_norm_(1.0)  # here
+                    self.scaler.step(self.optimizer)
+            """,
+            """
+            from . import helpers
+            from .helpers import clip_grad_value_
+            from elsewhere import utils
+            def clip_grad_norm_(parameters, most):
+                ...
+            class Trainer:
+                def step(self, loss):
+                    self.scaler.scale(loss).backward()
+                    clip_grad_norm_(self.model.parameters(), 1.0)
+                    clip_grad_value_(self.model.parameters(), 1.0)
+                    helpers.clip_grad_norm_(self.model.parameters(), 1.0)
+                    utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                    self.clip_grad_norm_()
+                    self.scaler.step(self.optimizer)
+            """,
+        ),
     ],
     "AMP104": [
         (
@@ -259,6 +287,73 @@ CASES: dict[str, list[tuple[str, str]]] = {
             def scores(x, mask):
                 with torch.autocast("cuda", dtype=torch.float16):
                     return (x @ x).float().masked_fill(mask, -1e9)
+            """,
+        ),
+        (
+            """
+            def scores(q, k, mask, loss):
+                s = q.half() @ k.half()
+                log(loss.float(), -1e4, torch.finfo(loss.dtype))
+                return s.masked_fill(mask, -1e9)  # here
+            """,
+            """
+            def scores(q, k, mask):
+                q = q.half()
+                s = torch.matmul(q.float(), k.float()).transpose(1, 2)
+                q = q.half()
+                return s.masked_fill(mask.half() > 0, -1e9)
+            """,
+        ),
+        (
+            """
+            def scores(self, q, k, mask):
+                with torch.autocast("cuda"):
+                    s = torch.softmax(q @ k, -1)
+                    t = q.bmm(k.transpose(1, 2))[0].T
+                    s.masked_fill(mask, -1e9)
+                s, t = torch.where(mask, s, -1e9), torch.where(mask, -t, -1e9)  # here
+                t = torch.masked_fill(input=t, mask=mask, value=-1e9)
+            """,
+            """
+            import numpy as np
+            def scores(self, x, y, mask):
+                if self.half:
+                    y = y.half()
+                elif self.wide:
+                    y.masked_fill(mask, -1e9)
+                x = x.to(torch.float16)
+                if x.dtype == torch.float16:
+                    x.masked_fill(mask, -1e4)
+                else:
+                    x.masked_fill(mask, -1e9)
+                np.where(mask, x, -1e9), where(mask, x, -1e9), self.where(mask, x, -1e9)
+                z, w = x.to(device=self.device), x.type_as(y.float())
+                torch.full(x.shape, -1e9), torch.full_like(w, -1e9), x.new_zeros(3).float().masked_fill(mask, -1e9)
+                with torch.autocast("cuda"), torch.autocast("cuda", enabled=False):
+                    (y @ y).float().masked_fill(mask, -1e9)
+                return unknown(x).masked_fill(mask, -1e9)
+            """,
+        ),
+        (
+            """
+            @torch.autocast("cuda", dtype=torch.float16)
+            def scores(q, k, v, mask, device, dtype):
+                a, b = q.bfloat16(), torch.einsum("ij,jk", q, k)
+                a.masked_fill(mask, -1e9)
+                b.to(device).to(dtype).masked_fill(mask, -1e9)
+                b.to(device).to("cpu").masked_fill(mask, -1e9)  # here
+                v.to(b).masked_fill(mask, -1e9)  # here
+                v.to(b.dtype).masked_fill_(mask, value=-1e9)  # here
+                torch.full((2,), -1e9, dtype=torch.half)  # here
+                (v + b).where(mask, -1e9)  # here
+                for c in b.chunk(2):
+                    c = c * 2
+                    c.masked_fill(mask, -1e9)  # here
+            """,
+            """
+            def scores(q, k, mask):
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    return (q @ k).masked_fill(mask, -1e9)
             """,
         ),
     ],

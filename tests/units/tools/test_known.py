@@ -201,6 +201,42 @@ def test_the_list_is_of_what_matters(folder: Path, capsys: pytest.CaptureFixture
         main(["known", "--dtype", "float8"])
 
 
+def test_a_line_of_the_list_has_package_function_dtype_state_and_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several = [{"name": f"fakelib.f{i}", "names": [f"fakelib.f{i}"], "beside": []} for i in range(3)]
+    write(
+        folder / "data.json", defect(), defect("fakelib-some", functions=several), defect("fakelib-none", functions=[])
+    )
+    assert main(["known", "--data", "data.json"]) == 0
+    met = "float16, under autocast of the CPU and of CUDA, emulated"
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        f"fake-lib 1.1: fakelib.f0, fakelib.f1 and 1 more in {met}: broken (fakelib-some)",
+        f"fake-lib 1.1: fakelib.losses.Sharp in {met}: broken (fakelib-sharp)",
+        f"fake-lib 1.1: Sharp is NaN in {met}: broken (fakelib-none)",
+    ]
+
+
+@pytest.mark.parametrize("alone", [["--schema"], ["--repro", "fakelib-sharp"], ["--repro", ""]])
+@pytest.mark.parametrize("other", [["--fail-if-used", "src"], ["fake-lib"], ["--way", "half"]])
+def test_what_is_printed_alone_is_no_answer_about_uses(
+    folder: Path, capsys: pytest.CaptureFixture[str], alone: list[str], other: list[str]
+) -> None:
+    assert main(["known", *other, *alone]) == 2
+    assert f"{alone[0]}" in capsys.readouterr().err
+
+
+def test_an_empty_name_is_no_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["known", "", "--data", "data.json"]) == 2
+    assert capsys.readouterr().err.startswith("ampcheck: '' is not installed, and no defect of it is known")
+
+
+def test_a_binary_file_is_no_source(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "src" / "model.py").write_bytes(b"\x00\x01")
+    assert main(["known", "--fail-if-used", "src/model.py", "--data", "data.json"]) == 2
+    assert "known needs a file of Python" in capsys.readouterr().err
+
+
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["known", "--schema"]) == 0
     assert json.loads(capsys.readouterr().out) == SCHEMA
@@ -210,10 +246,11 @@ def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     ("text", "reason"),
     [
         ("{", "Expecting"),
-        ("[]", "a Data cannot be ()"),
+        ("[]", "data.json is no list of known defects: a JSON object with an integer 'schema' was expected"),
+        ('{"schema": 1, "x": 2}', "the list of known defects in data.json is damaged"),
         ('{"schema": 1, "command": "", "defects": [{"name": "x"}]}', "missing"),
         ('{"schema": 1, "command": "", "defects": [], "more": 1}', "more"),
-        ('{"schema": 2, "command": "", "defects": []}', "have schema 2; this ampcheck reads 1"),
+        ('{"schema": 2, "command": "", "defects": []}', "has schema 2, newer than this ampcheck reads (1)"),
         ('{"schema": 1, "command": "", "defects": [], "defects": []}', "occurs twice"),
     ],
 )
@@ -309,7 +346,7 @@ def test_what_does_not_matter_is_counted_and_does_not_fail(folder: Path, capsys:
     other = {"name": "other", "names": ["fakelib.other"], "beside": []}
     write(folder / "data.json", defect(), defect("fakelib-other", functions=[other], dtypes=["bfloat16"]))
     assert fails(folder, USE, "--dtype", "bfloat16") == 0
-    assert "1 defects whose way, dtype or device does not matter" in capsys.readouterr().out
+    assert "1 defect whose way, dtype or device does not matter" in capsys.readouterr().out
     write(folder / "data.json", defect(way="bfloat16", measured=[measurement("1.1", "cpu")]))
     assert fails(folder) == 2
     assert fails(folder, USE, "--way", "bfloat16", "--device", "cuda") == 1  # without autocast no device matters
@@ -367,7 +404,7 @@ def test_where_nothing_can_be_read_nothing_passes(folder: Path, capsys: pytest.C
     assert "known needs a file of Python; found none in src/use.py" in capsys.readouterr().err
     (folder / "src" / "more.py").write_text("x = 1\n")
     assert fails(folder, damaged) == 0
-    assert "1 files that are no Python" in capsys.readouterr().out
+    assert "1 file that cannot be parsed" in capsys.readouterr().out
     assert main(["known", "--fail-if-used", "gone", "--data", "data.json"]) == 2
     assert main(["known", "fake-lib", "--fail-if-used", "src", "--data", "data.json"]) == 2
 

@@ -232,7 +232,8 @@ def test_a_worker_with_other_code_or_without_the_folder_refuses(folder: Path) ->
             '--executor slurm needs a cluster and limits that submitit knows: RuntimeError: Could not detect "srun"',
         ),
         ("dask://127.0.0.1:1", "dask://127.0.0.1:1 needs a scheduler there, as `dask scheduler` starts one: OSError"),
-        ("dask://", "needs a scheduler there"),
+        ("dask://", "--executor must be local, slurm, dask://HOST:PORT, or package.module:factory"),
+        ("dask://127.0.0.1:port", "--executor must be local, slurm, dask"),
     ],
 )
 def test_an_executor_that_cannot_be_opened_is_one_sentence(
@@ -341,7 +342,7 @@ def test_shards_share_a_folder_if_they_are_of_one_sweep(folder: Path, memory: An
         ResultFolder("memory://s").begin(changed, shared=True)
     ResultFolder("memory://s").begin(changed, shared=False)
     assert [target.steps for target, *_ in ResultFolder("memory://s").sweep()] == [3, 3]
-    with pytest.raises(UsageError, match=r"elsewhere/sweep\.manifest is no manifest of a sweep"):
+    with pytest.raises(UsageError, match=r"elsewhere has no sweep: there is no sweep\.manifest in it"):
         ResultFolder("elsewhere").sweep()
 
 
