@@ -38,7 +38,7 @@ def write_evidence(
     """JSON at `path` and a Markdown table beside it.
 
     of_rows: each row names the machine that measured it; the machine that writes is left out. device: the hardware.
-    a_line_each: the last of the data, a list whose items take a line each.
+    a_line_each: a list of the data whose items take a line each; it is written last.
     """
     # A path of this machine says nothing elsewhere: its last part is kept, in capitals, as a name to fill in.
     said = (Path(word).name.upper() if Path(word).is_absolute() else word for word in sys.argv[1:])
@@ -50,7 +50,10 @@ def write_evidence(
         known = environment(device)
         own = {"environment": known}
         place = f"torch {known['torch']}, {known['device']}, {known['threads']} thread" + "s" * (known["threads"] != 1)
-    text = json.dumps({"command": command, **own, **data, **({a_line_each: []} if a_line_each else {})}, indent=1)
+    last = {a_line_each: []} if a_line_each else {}
+    text = json.dumps(
+        {"command": command, **own, **{key: value for key, value in data.items() if key not in last}, **last}, indent=1
+    )
     if a_line_each:
         items = ",\n".join(json.dumps(item, separators=(",", ":")) for item in data[a_line_each])
         text = text.removesuffix("[]\n}") + f"[\n{items}\n]}}"
