@@ -71,10 +71,11 @@ def microscaling(mode: ScaleCalculationMode) -> Reference:
 
 
 def nvfp4(x: torch.Tensor, operand: Operand) -> torch.Tensor:
-    whole = per_tensor_amax_to_scale(x.abs().max())
+    whole = per_tensor_amax_to_scale(x.abs().max()) if operand.scale == "e4m3" else None
     scale, data = nvfp4_quantize(x, per_tensor_scale=whole)
     elements = f4_unpacked_to_f32(unpack_uint4(data)).view(len(x), -1, 16)
-    return (elements * (whole * scale.float()).unsqueeze(-1)).view(x.shape)
+    back = scale.float() if whole is None else whole * scale.float()
+    return (elements * back.unsqueeze(-1)).view(x.shape)
 
 
 def deepgemm(file: str, name: str) -> Reference:
@@ -107,6 +108,7 @@ def cases(file: str | None) -> Iterator[tuple[str, Operand, Reference]]:
     yield "torchao, MX e5m2, down", replace(mx, format="float8_e5m2", scale="e8m0 floor"), floor
     yield "torchao, MX e2m1, down", operand["mxfp4"], floor
     yield "torchao, NVFP4", operand["nvfp4"], nvfp4
+    yield "torchao, NVFP4 of one level", replace(operand["nvfp4"], scale="e4m3 alone"), nvfp4
     if file is not None:
         weight = (RECIPES["blockwise"].forward or ())[1]
         yield "DeepGEMM, 1 x 128 e4m3", operand["blockwise"], deepgemm(file, "per_token_cast_to_fp8")

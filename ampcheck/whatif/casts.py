@@ -145,7 +145,14 @@ def _exponent(x: torch.Tensor) -> torch.Tensor:
 def _e4m3(amax: torch.Tensor, to: FloatFormat) -> _Scale:
     """Two levels: a float32 scale of the tensor, and e4m3 ones relative to it, of at least e4m3's smallest normal."""
     whole = amax.max() / (_E4M3.max * to.max)
-    whole = torch.where(whole == 0, 1.0, whole)
+    return _within(torch.where(whole == 0, 1.0, whole), amax, to)
+
+
+def _e4m3_alone(amax: torch.Tensor, to: FloatFormat) -> _Scale:
+    return _within(torch.ones(()), amax, to)
+
+
+def _within(whole: torch.Tensor, amax: torch.Tensor, to: FloatFormat) -> _Scale:
     of_block = rounded((amax / to.max / whole).clamp(min=_E4M3.smallest_normal), _E4M3)
     return _Scale(((1.0 / whole) / of_block).clamp(max=_LARGEST), whole * of_block)
 
@@ -157,4 +164,5 @@ _SCALES: Mapping[str, Callable[[torch.Tensor, FloatFormat], _Scale]] = {
     "e8m0 floor": _e8m0_floor,
     "e8m0 ceil": _e8m0_ceil,
     "e4m3": _e4m3,
+    "e4m3 alone": _e4m3_alone,
 }

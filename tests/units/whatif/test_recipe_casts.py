@@ -97,6 +97,15 @@ def test_an_mx_block_has_the_scale_of_the_specification() -> None:
     assert cast(torch.tensor([[math.inf, 1.0]]), floor).values.isnan().all()
 
 
+def test_scales_of_blocks_that_stand_alone_end_where_e4m3_does() -> None:
+    alone, both = (Operand("float4_e2m1fn", (1, 2), scale, 0.0) for scale in ("e4m3 alone", "e4m3"))
+    usual, small, large = (torch.tensor([[size, size / 3]]) for size in (6.0, 1e-3, 6e5))
+    assert cast(usual, alone).values.tolist() == cast(usual, both).values.tolist() == [[6.0, 2.0]]
+    assert not cast(small, alone).values.any()  # the least scale, 2^-6, is above four times the values
+    assert cast(small, both).values.count_nonzero() == 2
+    assert cast(large, alone).values[0, 0] == 448 * 6
+
+
 def test_a_hadamard_transform_leaves_products_as_they_are() -> None:
     a, b = torch.randn(4, 40), torch.randn(3, 40)
     turned = [transformed(x, 16, torch.Generator().manual_seed(7)) for x in (a, b)]
