@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report, require_writable
@@ -16,6 +17,9 @@ _TARGET = (
     "package.module:function or path/to/file.py:function, which returns (module, args) and is called inside the "
     "comparison; or a file of ampcheck record"
 )
+
+
+_CLIP = 0.2
 
 
 def add_command(commands: Commands) -> None:
@@ -53,9 +57,8 @@ def add_command(commands: Commands) -> None:
     parity.add_argument(
         "--clip",
         type=float,
-        default=0.2,
         metavar="E",
-        help="with --tokens: count ratios of probabilities outside of 1 ± E (default: %(default)s)",
+        help=f"with --tokens: count ratios of probabilities outside of 1 ± E (default: {_CLIP})",
     )
     _add_circumstances(parity)
     add_output(parity, kind="parity", verbose="print every finding, and how far each result is from float64")
@@ -81,6 +84,10 @@ def _add_circumstances(command: argparse.ArgumentParser) -> None:
 
 def _parity(options: argparse.Namespace) -> int:
     pairs = dict(_pair(text) for text in options.module)
+    if options.clip is not None and options.tokens is None:
+        raise UsageError("--clip is about the ratios of --tokens: add it, or leave --clip out")
+    if options.a.endswith(".npz") and options.b.endswith(".npz") and (pairs or options.dtype or not options.backward):
+        raise UsageError("--module, --dtype and --no-backward are of what runs; A and B are recorded: leave them out")
     from ampcheck.core.settings import load_settings
     from ampcheck.outcome.accept import accept
     from ampcheck.parity.assert_parity import judge_parity, sides_of
@@ -88,7 +95,11 @@ def _parity(options: argparse.Namespace) -> int:
 
     a, b = sides_of(options.a, options.b, modules=pairs, dtype=options.dtype, backward=options.backward)
     name = f"{options.a} and {options.b}"
-    tokens = None if options.tokens is None else Tokens(options.tokens, parse_number(options.clip, "--clip"))
+    tokens = (
+        None
+        if options.tokens is None
+        else Tokens(options.tokens, _CLIP if options.clip is None else parse_number(options.clip, "--clip"))
+    )
     run: Run = accept(judge_parity(a, b, relation=options.relation, tokens=tokens, name=name), load_settings())
     tables = run.tables if options.verbose else run.tables[: options.tokens is not None]
     return finish(run, options, lambda: print_report(run, tables, verbose=options.verbose))
@@ -105,7 +116,7 @@ def _record(options: argparse.Namespace) -> int:
     side, _ = sides_of(options.target, options.target, dtype=options.dtype, backward=options.backward)
     if not isinstance(side, Side):
         raise UsageError(f"{options.target} is recorded already")
-    recorded = record(side)
+    recorded = record(replace(side, name=options.target))
     if not recorded.run.results:
         raise UsageError(f"{options.target} returns no tensor: there is nothing to record")
     save_record(recorded, options.output)

@@ -51,6 +51,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
+    from ampcheck.core.arguments import parse_integer
     from ampcheck.core.settings import load_settings
     from ampcheck.outcome.accept import accept
     from ampcheck.records.whatif import WhatIf
@@ -59,6 +60,7 @@ def _whatif(options: argparse.Namespace) -> int:
     from ampcheck.whatif.report import filter_text, run_of
     from ampcheck.whatif.run import measure_either
 
+    parse_integer(options.steps, "--steps")
     with progress_bar() as progress:
         what = measure_either(
             load_placed(options.target, "cpu", trains=True),

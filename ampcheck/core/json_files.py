@@ -44,7 +44,10 @@ def parse_json(text: str | bytes) -> Any:
     return data
 
 
-_UNREAD = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
+def unread(error: OSError) -> str:
+    """Return why a file cannot be read, in a clause."""
+    texts = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
+    return texts.get(type(error)) or error.strerror or str(error)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -52,7 +55,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return parse_json(Path(path).read_bytes())
     except OSError as error:
-        raise type(error)(_UNREAD.get(type(error), error.strerror or error)) from error
+        raise type(error)(unread(error)) from error
     except UnicodeDecodeError as error:
         raise ValueError("it is no text in UTF-8") from error
     except json.JSONDecodeError as error:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy
 import torch
@@ -20,7 +19,7 @@ import torch
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, require_schema
 from ampcheck.core.files import write_atomically
-from ampcheck.core.json_files import tag_nonfinite, untag_nonfinite
+from ampcheck.core.json_files import tag_nonfinite, unread, untag_nonfinite
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, Scalar
 from ampcheck.core.settings import resolve_limits
@@ -111,10 +110,12 @@ def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
             execution = Execution(side=Side(name), results=groups["results"], plain=plain)
             execution.names, execution.notes = frozenset(head["names"]), list(head["notes"])
             execution.opaque.update(head["opaque"])
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"no recorded execution could be read from {os.fspath(path)}: {error}") from error
+    except UsageError:
+        raise
+    except Exception as error:  # NumPy's and zip's own, and PyTorch's of values that do not fit
+        damaged = f"it is no file of `ampcheck record`, or not all of it ({type(error).__name__})"
+        reason = unread(error) if isinstance(error, OSError) else damaged
+        raise UsageError(f"no recorded execution could be read from {os.fspath(path)}: {reason}") from error
     failures = tuple(replace(finding, subject=name) for finding in run.findings)
     return Recorded(name, execution, replace(execution, results=groups["own"]), failures, run.environment)
 

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 
+_BEGIN = "loading"
+"""The stage before the first that is named."""
+
+
 class ProgressBar:
     """A progress callback. shown: a bar on a terminal, else lines. aloud: a line for each stage as it begins."""
 
     def __init__(self, shown: Bar | Heartbeat, *, aloud: bool = False) -> None:
         self._shown, self._aloud = shown, aloud
-        self._task = shown.add_task("", total=None) if not isinstance(shown, Heartbeat) else None
+        self._task = shown.add_task(_BEGIN, total=None) if not isinstance(shown, Heartbeat) else None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show the stage that begins."""
@@ -59,7 +63,7 @@ def progress_bar(*, aloud: bool = False) -> Iterator[ProgressBar]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        with Heartbeat(say) as heartbeat:
+        with Heartbeat(say, _BEGIN) as heartbeat:
             yield ProgressBar(heartbeat, aloud=aloud)
         return
     columns = (

@@ -259,6 +259,12 @@ def test_two_sweeps_at_once_into_one_folder_are_one_sentence_and_change_nothing(
     assert {path: path.read_bytes() for path in (tmp_path / "ampcheck-sweep").iterdir()} == before
 
 
+def test_a_folder_without_room_for_a_lock_is_one_sentence(ampcheck: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "ampcheck-sweep" / ".lock").mkdir(parents=True)
+    code, out, err = ampcheck("sweep", "models.py:MODELS", "--only", "c")
+    assert (code, out, "the folder ampcheck-sweep of results cannot be written: Is a directory" in err) == (2, "", True)
+
+
 def test_an_executor_that_cannot_be_opened_leaves_the_sweep_before_as_it_is(
     ampcheck: Callable[..., Said], tmp_path: Path
 ) -> None:
