@@ -57,7 +57,7 @@ def _named(text: str) -> str:
 
     names = {name.lower(): name for name in (*REGISTRY, *rules(), *VERDICTS)}
     if (slug := names.get(text.strip().lower())) is None:
-        meant = did_you_mean(text, names.values()) or "`ampcheck explain` lists them"
+        meant = did_you_mean(text, names.values()) or f"there are {', '.join(names.values())}"
         raise UsageError(f"there is no check, rule or verdict {text!r:.60}: {meant}")
     return slug
 
