@@ -45,45 +45,48 @@ def divisors(call: Call) -> slice:
 
 
 def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] | None:
-    """A bound of a `clamp` that decides the values of the run, and whether it is the end of a format, or None."""
-    value = call.kept if call.written else next((t.detach() for t in call.inputs), None)
+    """A bound of a `clamp` that most values of the run do not keep, and whether it is the end of a format, or None.
+
+    Zeros are what a floor is for.
+    """
+    value, low, high = _clamped(call)
     if value is None:
         return None
-    low, high = (_number(call.argument(name)) for name in ("min", "max"))
-    seen, note = _floor(value, low), f"floor {low:.6g}" if low else ""
-    is_end = seen is None
-    if is_end:
-        seen, note = _end(value, high), f"end {high:.6g}" if high else ""
-    if seen is None:
+    if low is not None and (0 < low <= _LARGEST_FLOOR or low in _SMALLEST):
+        count, is_end = int(((value < low) & (value > 0)).sum()), False
+        if count > _DECIDES * int(value.count_nonzero()):
+            return _fault(call, tensor, value, count, f"floor {low:.6g}"), is_end
+    if high in _ENDS:
+        count, is_end = int((value.abs() > high).sum()), True
+        if count > _DECIDES * int(value.count_nonzero()):
+            return _fault(call, tensor, value, count, f"end {high:.6g}"), is_end
+    return None
+
+
+def end_that_cuts(call: Call, tensor: torch.Tensor) -> Fault | None:
+    """The end of a format of 8 bits at which a `clamp` takes most digits, or None. It does harm where a cast to that
+    format follows: 448 is a size of images, too."""
+    value, _, high = _clamped(call)
+    if value is None or high not in _ENDS_OF_EIGHT or not bool((beyond := value.abs() > high).any()):
         return None
-    fault = fault_at(faults.BOUND, call, tensor, seen)
-    return replace(fault, elements=seen.lost, note=note, examination=replace(seen, lost=0)), is_end
-
-
-def _floor(value: torch.Tensor, low: float | None) -> Examination | None:
-    """What a floor takes the place of, where that is most values. Zeros are what a floor is for."""
-    if low is None or not (0 < low <= _LARGEST_FLOOR or low in _SMALLEST):
-        return None
-    return _most(value, (value < low) & (value > 0))
-
-
-def _end(value: torch.Tensor, high: float | None) -> Examination | None:
-    """What the end of a format takes the place of, where that is most values, or, of 8 bits, most of their digits."""
-    if high not in _ENDS:
-        return None
-    beyond = value.abs() > high
-    most = _most(value, beyond)
-    if most is not None or high not in _ENDS_OF_EIGHT or not bool(beyond.any()):
-        return most
     wide = value.double()
     cut = float(torch.linalg.vector_norm((wide.abs() - high).clamp(min=0)) / torch.linalg.vector_norm(wide))
-    count, known = int(beyond.sum()), int(value.count_nonzero())
-    return Examination(known, lost=count, error=cut, limit=_CUT, impact=cut) if cut > _CUT else None
+    if not cut > _CUT:
+        return None
+    fault = _fault(call, tensor, value, int(beyond.sum()), f"end {high:.6g}")
+    return replace(fault, amax_out=high, examination=replace(fault.examination, error=cut, limit=_CUT, impact=cut))
 
 
-def _most(value: torch.Tensor, beyond: torch.Tensor) -> Examination | None:
-    count, known = int(beyond.sum()), int(value.count_nonzero())
-    return Examination(known, lost=count, error=count / known, limit=_DECIDES) if count > _DECIDES * known else None
+def _clamped(call: Call) -> tuple[torch.Tensor | None, float | None, float | None]:
+    """What a clamp takes, and its bounds that are numbers."""
+    value = call.kept if call.written else next((t.detach() for t in call.inputs), None)
+    return value, _number(call.argument("min")), _number(call.argument("max"))
+
+
+def _fault(call: Call, tensor: torch.Tensor, value: torch.Tensor, count: int, note: str) -> Fault:
+    known = int(value.count_nonzero())
+    fault = fault_at(faults.BOUND, call, tensor, Examination(known, error=count / known, limit=_DECIDES))
+    return replace(fault, elements=count, note=note)
 
 
 def _number(bound: object) -> float | None:

@@ -17,12 +17,12 @@ from ampcheck.shadow.call import Call
 from ampcheck.shadow.casts import is_own_cast
 from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
 from ampcheck.shadow.found import Found
-from ampcheck.shadow.guards import bound_that_decides, divisors
+from ampcheck.shadow.guards import bound_that_decides, divisors, end_that_cuts
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES
 from ampcheck.shadow.judged_results import ResultJudge
 from ampcheck.shadow.norms import error_square, exact_square, honest_share
 from ampcheck.shadow.reached import LEFT, UNSCALES
-from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, ILL, MASKED, TAKEN, drop, pass_on
+from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, CUT, CUTS, ILL, MASKED, TAKEN, drop, pass_on
 from ampcheck.shadow.updates import UpdateJudge
 
 _NOTED = ("_to_copy", "_local_scalar_dense", UNSCALES, "_amp_update_scale_")
@@ -163,11 +163,18 @@ class Judge:
             companions.depth = max(depth, companions.depth if call.written else 0) + rounds
             if companions.suspects:
                 self._drop(call, companions)
-            if call.traits.base.startswith("clamp") and (bound := bound_that_decides(call, tensor)):
-                fault, is_end = bound
-                self._found.suspects.add(companions, BOUND, fault)
-                if is_end:
-                    self._found.accuse(fault, "the values that it cuts off")
+            if call.traits.base.startswith("clamp"):
+                self._bound(call, tensor, companions)
+
+    def _bound(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
+        """Let a bound that decides, or cuts off much, travel on with what a clamp gave."""
+        if (bound := bound_that_decides(call, tensor)) is not None:
+            fault, is_end = bound
+            self._found.suspects.add(companions, BOUND, fault)
+            if is_end:
+                self._found.accuse(fault, CUTS)
+        elif (cut := end_that_cuts(call, tensor)) is not None:
+            self._found.suspects.add(companions, CUT, cut)
 
     def _drop(self, call: Call, companions: Companions) -> None:
         """Drop the suspects that the op makes harmless."""
@@ -179,7 +186,7 @@ class Judge:
         if call.traits.contracts:
             drop(companions, BLURRED)
         if not call.moves and call.name != "_to_copy":
-            drop(companions, BOUND)
+            drop(companions, BOUND, CUT)
 
     def _is_position(self, companions: Companions) -> bool:
         """Return whether the numbers that collided were counted through without a gap."""

@@ -34,6 +34,8 @@ from ampcheck.shadow.spread import widened
 from ampcheck.shadow.suspects import (
     BLURRED,
     COLLIDED,
+    CUT,
+    CUTS,
     ERROR,
     ILL,
     MASKED,
@@ -241,8 +243,12 @@ class ResultJudge:
         companions.trail = extended(call.where, torch.inf if seen.lost else seen.error, None)
 
     def _cut_off(self, result: _Result) -> None:
-        """Record values of the run that a cast to 8 bits cuts off, though float64's fit: a scale is too small."""
+        """Record values of the run that a cast to 8 bits cuts off, though float64's fit, as a scale is too small, and
+        those that a clamp to the end of its format has cut off."""
         call, tensor = result.call, result.tensor
+        for suspect in self._found.suspects.of(call.before, CUT):
+            if suspect.amax_out == format_of(tensor.dtype).max:
+                self._found.accuse(suspect, CUTS)
         values = call.inputs[-1].detach().double().expand_as(tensor)
         lost = cut_off(tensor, values) & ~cut_off(tensor, result.exact)
         if not bool(lost.any()):

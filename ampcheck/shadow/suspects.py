@@ -11,6 +11,7 @@ A suspect travels with the values, from the place where it happened, until it is
 - error: what the run differs by from its own reference, see `ampcheck.shadow.comparisons`. What is made of it is not
   judged.
 - bound: most values are a floor that a clamp gave them. Something may divide by them.
+- cut: the end of a format of 8 bits took most digits of the values. Something may cast them to that format.
 - unheld: what was added to 16-bit values that did not hold it. They may be those of a weight.
 - taken: what a sum has taken up of a term, see `ampcheck.shadow.increments`. It is lost where it reaches an output.
 """
@@ -39,8 +40,11 @@ from ampcheck.shadow.cause import (
 )
 
 VANISHED, MASKED, COLLIDED, BLURRED = "vanished", "masked", "collided", "blurred"
-BOUND, UNHELD = "bound", "unheld"
+BOUND, CUT, UNHELD = "bound", "cut", "unheld"
 ILL, ERROR, TAKEN = "ill", "error", "taken"
+
+CUTS = "the values that it cuts off"
+"""What the end of a format reaches."""
 
 
 class Suspects:

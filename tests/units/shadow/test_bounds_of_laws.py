@@ -218,6 +218,11 @@ def test_a_floor_that_code_has_for_another_reason_is_none_of_a_format(bound: flo
     assert reaching(ball, torch.bfloat16) == []
 
 
+@pytest.mark.parametrize("end", [448.0, 240.0])
+def test_boxes_that_leave_an_image_keep_to_its_size(end: float) -> None:
+    assert reaching(lambda dtype: (end * torch.randn(16, 4)).abs().to(dtype).clamp(0, end), torch.bfloat16) == []
+
+
 @pytest.mark.parametrize("bound", [6.0, 28.0, 1.0])
 def test_an_end_that_code_has_for_another_reason_is_none_of_a_format(bound: float) -> None:
     assert reaching(lambda dtype: (torch.rand(16, 32) + 40).to(dtype).clamp(max=bound), torch.bfloat16) == []
