@@ -74,8 +74,8 @@ class Monitor:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What all monitors of a block know: the plan, whose subject is the block, the modules that are watched, and the
-    sampling interval."""
+    """State that all monitors of a block share: the plan, whose subject is the block, the modules that are watched, and
+    the sampling interval."""
 
     plan: Plan
     modules: Sequence[torch.nn.Module]

@@ -20,7 +20,7 @@ _TEXT = (
 """Fields with the width of the text that a model attends to."""
 
 _USUAL = {"in_channels": 4, "sample_size": 16}
-"""What some constructors leave open."""
+"""Values of arguments that some constructors leave open."""
 
 _WORDS, _FRAMES, _SIDE = 8, 5, 16
 

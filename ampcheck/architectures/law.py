@@ -37,7 +37,7 @@ _NO_PART = frozenset({"id2label", "label2id", "task_specific_params"})
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of a field."""
+    """Rule for the new value of a field."""
 
     role: Role
     before: Any
@@ -245,7 +245,7 @@ _RULES: Mapping[Role | None, _Rule] = {
     Role.PATCHES: _patches,
     Role.QUERIES: lambda number, name, part: _QUERIES,
 }
-"""What becomes of a number of a field; never more than it was."""
+"""New number of a field, by its role; never more than it was."""
 
 
 def _sections(value: Sequence[int], divisor: float) -> Any:

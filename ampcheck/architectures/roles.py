@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Role(str, Enum):
-    """What the number of a field counts."""
+    """Quantity that the number of a field counts."""
 
     DEPTH = "layers"
     PERIOD = "periods of layers"

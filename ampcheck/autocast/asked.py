@@ -90,7 +90,7 @@ def _is_own(file: str | None) -> bool:
 
 @dataclass
 class _Request:
-    """Whether code has asked for CUDA, and what it printed."""
+    """Requests of code for CUDA, and the text that it printed."""
 
     asked: bool = False
     printed: deque[str] = field(default_factory=deque)
@@ -234,4 +234,4 @@ _NEED_CUDA: tuple[tuple[Any, str], ...] = (
     *((torch.cuda, name) for name in ("_lazy_init", "set_device", "_exchange_device", "_maybe_exchange_device")),
     *((kind, "__new__") for kind in (torch.cuda.Stream, torch.cuda.Event, torch.cuda.CUDAGraph)),
 )
-"""What every use of CUDA that places a tensor, names a device or orders work goes through."""
+"""Functions through which goes every use of CUDA that places a tensor, names a device or orders work."""

@@ -140,7 +140,7 @@ class Emulation:
 
     @property
     def made_before(self) -> int:
-        """How many regions for the device were entered that are off, as they were made before the emulation."""
+        """Number of entered regions for the device that are off, as they were made before the emulation."""
         return self._redirection.made_before
 
     def __enter__(self) -> Emulation:

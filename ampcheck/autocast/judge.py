@@ -46,7 +46,7 @@ POLICY_CHECKS = (*needing(PolicyGap.__name__), *needing(PolicyCalls.__name__))
 CHECKS = (*dict.fromkeys((*GUARD_CHECKS, *POLICY_CHECKS)),)
 
 STEPS = 3
-"""How many steps of a training loop run: the first fills the optimizer's state, the second uses it, the third uses a
+"""Steps of a training loop that run: the first fills the optimizer's state, the second uses it, the third uses a
 scale that the scaler may have changed."""
 
 

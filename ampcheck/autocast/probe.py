@@ -107,7 +107,7 @@ def low_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 @dataclass
 class _Passed:
-    """What autocast passed on: the overload, the dtypes of its tensors, and its dtype arguments.
+    """Call that autocast passed on: the overload, the dtypes of its tensors, and its dtype arguments.
 
     returned: the dtype of the result where it is another one than the op's: the kernel casts its result.
     """

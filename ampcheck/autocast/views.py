@@ -21,7 +21,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class View:
-    """What is shown: tables for a reader, and the same as plain data for `json.dumps`."""
+    """Tables for a reader, and the same as plain data for `json.dumps`."""
 
     tables: tuple[Table, ...]
     data: Mapping[str, Any]

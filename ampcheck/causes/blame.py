@@ -192,7 +192,7 @@ class Search:
             self._try_compiled()
 
     def _try_compiled(self) -> None:
-        """What passes in eager mode now must pass compiled as well."""
+        """Run the compiled model with the blamed code in float32, where that passes in eager mode."""
         case = self.case
         self.report("compiled with these modules in float32")
         changed = subject_in_float32(case.subject, self.stats.code, device=case.device)

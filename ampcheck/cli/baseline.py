@@ -20,7 +20,7 @@ _OF_SOURCE = frozenset(("lint", "known"))
 """Families of reports on source, which stay accepted where their lines say so."""
 
 _DAYS = 180
-"""How long findings are accepted by default."""
+"""Days for which findings are accepted by default."""
 
 
 def add_command(commands: Commands) -> None:

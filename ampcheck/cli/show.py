@@ -26,7 +26,7 @@ from ampcheck.report.text import MIN_WIDTH, clean, number, one_line, wrap
 from ampcheck.report.verdict_table import verdict_table
 
 _VALUES = {"finding": "N", "check": "NAME", "module": "PATH", "op": "NAME", "arm": "WORD ..."}
-"""What can be asked for."""
+"""Kinds of things that can be asked for, with the value of each."""
 
 _ARTICLES = {"op": "an", "arm": "an"}
 
@@ -107,7 +107,7 @@ def _what_is(word: str, names: Mapping[str, set[str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a run in the file `path`: findings, and rows of evidence, that agree with all of `asked`."""
+    """A query of the run in the file `path`: findings, and rows of evidence, that agree with all of `asked`."""
 
     path: str
     run: Run

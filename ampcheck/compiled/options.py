@@ -68,7 +68,7 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyOptions:
-    """How compiled code and eager mode are run for the comparison with float64.
+    """Options of the comparison of compiled code and eager mode with float64.
 
     steps: how often all calls run, each with an update of the weights. optimizer: makes one from a list of parameters;
     plain gradient descent by default. autocast: None decides by the model, so that one whose weights or inputs are
@@ -93,7 +93,7 @@ class AccuracyOptions:
 
 @dataclass(frozen=True, slots=True)
 class BlameOptions:
-    """How much `blame` runs.
+    """Budget of `blame`.
 
     steps: how often all calls run under the compiler, each with an update of the weights. runs: how many sets of
     modules are tried. time: time the step with and without the modules that are kept in float32.

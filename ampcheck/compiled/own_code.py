@@ -28,7 +28,7 @@ from ampcheck.torchtools.reachable import Reached
 from ampcheck.torchtools.snapshot import preserved
 
 _CALLABLES = 4
-"""How many modules and functions of a loop are compared with eager mode; of those that share their code one."""
+"""Modules and functions of a loop that are compared with eager mode; of those that share their code one."""
 
 _COMPARED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE)))
 

@@ -26,7 +26,7 @@ from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import Snapshot, preserved
 
 _CALLS = 4
-"""How many calls of one callable are compared with eager mode: each after a change, which costs an eager run."""
+"""Calls of one callable that are compared with eager mode: each after a change, which costs an eager run."""
 
 _Functions = dict[type, dict[str, object]]
 
@@ -205,7 +205,7 @@ def _functions(modules: Sequence[torch.nn.Module]) -> _Functions:
 
 
 class _State:
-    """What modules run, without the values of their tensors: equal as long as nobody changes it."""
+    """Code and settings of modules, without the values of their tensors: equal as long as nobody changes them."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], more: Sequence[object]) -> None:
         functions = _functions(modules).values()

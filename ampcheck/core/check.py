@@ -23,7 +23,7 @@ LISTED = 5
 
 
 class Evidence(TypedDict, total=False):
-    """What a finding has besides its message. `observed` and `limit` are in `unit`, by default that of the check."""
+    """Fields of a finding besides its message. `observed` and `limit` are in `unit`, by default that of the check."""
 
     where: Where
     observed: float | None
@@ -67,22 +67,22 @@ class Check:
 
     @property
     def requires(self) -> str:
-        """What must hold."""
+        """The paragraph *Requires* of the page."""
         return self._section("Requires")
 
     @property
     def measured(self) -> str:
-        """How it is measured."""
+        """The paragraph *Measured* of the page."""
         return self._section("Measured")
 
     @property
     def causes(self) -> str:
-        """What usually causes it."""
+        """The paragraph *Causes* of the page."""
         return self._section("Causes")
 
     @property
     def fix(self) -> str:
-        """How to fix it."""
+        """The paragraph *Fix* of the page."""
         return self._section("Fix")
 
     def _section(self, name: str) -> str:

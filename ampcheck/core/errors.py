@@ -13,7 +13,7 @@ from ampcheck.core.text import clean
 _T = TypeVar("_T")
 
 OP_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""What an op raises that does not take such arguments."""
+"""Exceptions of an op that does not take such arguments."""
 
 _MESSAGE = 500  # characters of an exception's message that findings quote
 _READ = 100_000  # characters of it that are searched for a line to quote

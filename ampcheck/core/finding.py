@@ -15,7 +15,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 
 
 class Verdict(str, Enum):
-    """What a check concluded. Only `FAIL` fails a build.
+    """Conclusion of a check. Only `FAIL` fails a build.
 
     `INCOMPLETE`: the subject prevents a requested check, such as a backward that raises in every precision.
     `ACCEPTED`: the repository accepts the failure or warning, in its baseline or in a comment on the line.

@@ -18,7 +18,7 @@ COVERAGE = "coverage"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is judged of a subject, and how; `Plan.of` fills in the limits.
+    """Checks, limits and arms of an audit of one subject; `Plan.of` fills in the limits.
 
     checks: slugs of the selected ones, None for all. limits: those of the subject over those that the user passed.
     device: that runs the subject; emulated: another device type whose autocast rules it follows, or empty. arms: in

@@ -50,7 +50,7 @@ _ALWAYS = frozenset({"environment", "findings", "coverage", "tables", "charts", 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How much was examined (`seen`: sort to count) and how much could not be (`unseen`: reason to count)."""
+    """Counts of what was examined (`seen`, by sort) and of what could not be (`unseen`, by reason)."""
 
     seen: Mapping[str, int] = field(default_factory=dict)
     unseen: Mapping[str, int] = field(default_factory=dict)

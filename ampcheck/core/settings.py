@@ -46,7 +46,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `[tool.ampcheck]` sets.
+    """Settings of `[tool.ampcheck]`.
 
     folder: of the `pyproject.toml`; the working directory where there is none. severity: a level of `LEVELS` by check
     or glob pattern of checks; later ones win. select: patterns of the checks that are reported, empty for all.

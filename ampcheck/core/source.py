@@ -20,7 +20,7 @@ Place: TypeAlias = "tuple[str, str, str, str, str, str, str]"
 """A finding without numbers, wording and line number."""
 
 IN_SOURCE = "by a comment at "
-"""How `Finding.accepted` begins where a comment in the source accepts the finding."""
+"""Beginning of `Finding.accepted` where a comment in the source accepts the finding."""
 
 _COMMENT = re.compile(r"\s*#\s*ampcheck:.*")
 

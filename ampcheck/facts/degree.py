@@ -10,7 +10,7 @@ import torch
 from ampcheck.records.invariance import Place
 
 _SLIGHT = 2.0**-11
-"""What changes a result by less than the roundoff of float16 is no term of it, as an eps beside a norm."""
+"""Share of a result below which a term does not count, the roundoff of float16, as an eps beside a norm."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ Part: TypeAlias = tuple[int, torch.Size, tuple[int, ...]]
 """A part of a storage: offset, shape and strides."""
 
 Past: TypeAlias = tuple[int, frozenset[Where]]
-"""How many writes in a row built on the previous value, and the ops that made it."""
+"""Number of writes in a row that built on the previous value, and the ops that made it."""
 
 
 class Sum(NamedTuple):

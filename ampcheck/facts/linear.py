@@ -16,7 +16,7 @@ from ampcheck.ops.traits import Traits
 
 
 class Form(NamedTuple):
-    """How a value depends on origins. mask: a bit for each origin; gains: the factors of those that enter as a
+    """Dependence of a value on origins. mask: a bit for each origin; gains: the factors of those that enter as a
     multiple, by bit; pure: the value is nothing but a multiple of one origin."""
 
     mask: int = 0

@@ -165,7 +165,7 @@ def read_file(path: str, chosen: Sequence[Rule]) -> list[tuple[str, Report]] | N
 
 
 class _Contains(dict[bytes, bool]):
-    """Whether a file contains a text, looked up once."""
+    """Presence of texts in a file, each looked up once."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -188,7 +188,7 @@ def _needles(rule: Rule) -> tuple[tuple[bytes, ...], ...]:
 
 
 class _Cache:
-    """What was read of files, by size and time of change, of these rules as they are and by this Python."""
+    """Reports of files by size and time of change, for these rules as they are and this Python."""
 
     def __init__(self, chosen: Sequence[Rule], enabled: bool) -> None:
         self._chosen = chosen

@@ -237,7 +237,7 @@ _BRANCHES: dict[type[ast.AST], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What is around a node."""
+    """Scope, branches, loops and regions around a node."""
 
     scope: Scope
     parent: ast.ClassDef | None = None

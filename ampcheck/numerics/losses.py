@@ -16,7 +16,7 @@ from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.pytree import is_plain, tensors
 
 _SEARCHED = 500
-"""How many autograd nodes behind a loss are looked at: its reductions stand near the end."""
+"""Autograd nodes behind a loss that are searched: its reductions stand near the end."""
 
 _LOSS = re.compile(r"Loss|CrossEntropy")
 """Nodes of loss functions, PyTorch's and custom ones. What they are given belongs to the model, not to the loss."""

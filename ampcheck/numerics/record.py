@@ -25,7 +25,7 @@ from ampcheck.torchtools.private import is_traceable_subclass, without_modes
 from ampcheck.torchtools.pytree import is_plain, tensors
 
 KEPT_BYTES = 2 << 30
-"""How much of its results a limited run keeps; beyond it the rest is counted as unseen."""
+"""Bytes of results that a limited run keeps; beyond it the rest is counted as unseen."""
 
 NUMPY = 1
 """The place of NumPy's global generator among the random streams of a run."""
@@ -36,7 +36,7 @@ _COUNTS = 2.0**16
 
 @dataclass(slots=True)
 class Execution:
-    """What one run gave, and what happened in it.
+    """Results of one run, and the events in it.
 
     results: copies, in a shadowed run with their companions; for `CHANGES` see there. dropped: what was not kept, and
     why. limited: whether `KEPT_BYTES` applies. begun, streams: where all random streams are at the start and at the

@@ -42,7 +42,7 @@ from ampcheck.torchtools.source import Hook, hookable
 
 NO_GRADIENT = "the loss has no gradient"
 OWN_BACKWARD = " of forward's own backward"
-"""What the names of gradients end with that a forward with a backward of its own leaves."""
+"""End of the names of gradients that a forward with a backward of its own leaves."""
 
 Receive: TypeAlias = "Callable[[Key, torch.Tensor], None]"
 """Called with each result once it is there: its kind (`output`, `loss` or `gradient`), name and call, the tensor."""
@@ -53,7 +53,7 @@ Preserve: TypeAlias = "Callable[[dict[str, tuple[Any, Any]]], AbstractContextMan
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """How every run of a subject goes.
+    """Settings of every run of a subject.
 
     autocast: what autocast casts to, in forward and loss, never in backward; None switches the caller's autocast off.
     loss: the user's. scale: of the loss, as a GradScaler scales it; gradients are received with it. finite_loss: leave

@@ -14,7 +14,7 @@ ROWS = 60
 """Rows of one table; beyond it the worst are shown."""
 
 _NEAR = 16
-"""How far below the maximum of its format the largest value of an op lies that has a row."""
+"""Factor below the maximum of its format within which the largest value of an op gives it a row."""
 
 
 def tables(stats: NumericsStats, limits: Limits) -> tuple[Table, ...]:

@@ -16,7 +16,7 @@ from ampcheck.torchtools.source import op_name
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an overload does to values.
+    """Effect of an overload on values.
 
     >>> op = traits(torch.ops.aten.addmm.default)
     >>> op.contracts, op.factors, op.linear

@@ -29,7 +29,7 @@ _UNCHANGED = "as found in the earlier run"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of a problem; `before` or `now` is None where there was or is none at its place."""
+    """Change of a problem between two runs; `before` or `now` is None where there was or is none at its place."""
 
     state: State
     before: Finding | None

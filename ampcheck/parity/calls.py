@@ -25,7 +25,7 @@ from ampcheck.torchtools.source import users_place
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What runs: a function of these arguments, or what `build` makes inside the shadow, as `(function, args)`.
+    """Side of a comparison: a function of these arguments, or what `build` makes inside the shadow, `(function, args)`.
 
     name: `a` or `b` in findings. dtype: what autocast casts to; None leaves the caller's autocast as it is. modules: by
     the path of a module, the name under which its result and the gradients of its parameters are compared. backward:

@@ -23,15 +23,15 @@ class TooSmallError(UsageError):
 
 
 class Circumstance(ABC):
-    """What `assert_parity` takes in place of a second function: `applied(f)` must agree with `reference(f)`."""
+    """Stand-in for the second function of `assert_parity`: `applied(f)` must agree with `reference(f)`."""
 
     __slots__ = ()
     splits: ClassVar[bool] = False
-    """Whether it adds up what the whole computes at once, so that gradients of parameters have other bits."""
+    """True if it adds up what the whole computes at once, so that gradients of parameters have other bits."""
 
     @property
     def name(self) -> str:
-        """What findings call it."""
+        """Name in findings."""
         return self._title()
 
     @abstractmethod

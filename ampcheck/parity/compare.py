@@ -45,8 +45,8 @@ from ampcheck.records.results import Key
 from ampcheck.shadow.compare import Result
 
 RELATIONS = ("rounding", "function", "bitwise")
-"""What may be asked of two executions: equal exact values, each within its own bound; equal exact values alone; equal
-bits."""
+"""Relations that may be asked of two executions: equal exact values, each within its own bound; equal exact values
+alone; equal bits."""
 
 _ALIKE = 2.0**-27
 """The relative distance up to which numbers are alike: an eighth of a rounding of float32."""

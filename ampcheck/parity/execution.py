@@ -48,7 +48,7 @@ class Reviser(Protocol):
 
 @dataclass(slots=True)
 class Execution(record.Execution):
-    """What one execution of a side gave.
+    """Results of one execution of a side.
 
     errors: how far each result lies from its exact value. stats: what the checks of a run in low precision look at.
     opaque: ops that were not followed inside. trail: where it was asked for, with the record of each result in

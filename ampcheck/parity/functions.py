@@ -19,7 +19,7 @@ _SHOWN = 2.0**-27
 digits and branches such as that of `softplus` beyond 20 differ by less."""
 
 _TABLES = 64.0
-"""How many times what moving the data by a rounding of float32 does may be due to tables in float32, whose entries are
+"""Multiple of the effect of one rounding of float32 that may be due to tables in float32, whose entries are
 off by more than one rounding: the sine of an angle of 64 is off by 64 * 2**-24."""
 
 SAME, ALIKE, ROUNDED, UNDETERMINED = "same", "alike", "rounded", "undetermined"
@@ -27,7 +27,7 @@ SAME, ALIKE, ROUNDED, UNDETERMINED = "same", "alike", "rounded", "undetermined"
 determine nothing."""
 
 NONFINITE = "infinities or NaN are in other places"
-"""How two functions part that no tie explains."""
+"""Difference of two functions that no tie explains."""
 
 
 def relate(a: Result, b: Result, coarsest: float = 0.0) -> str:

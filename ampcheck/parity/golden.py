@@ -53,7 +53,7 @@ _LAST_DIGITS = 2.0**-20
 """The relative distance of arguments that another CPU makes, by other instructions: 16 roundings of float32."""
 
 _SHAKING = 8 * _LAST_DIGITS / (FLOAT64_NOISE * roundoff(torch.float32))
-"""How many times the noise of a result last digits of the arguments may change it by. The noise is `FLOAT64_NOISE` of
+"""Multiple of its noise by which last digits of the arguments may change a result. The noise is `FLOAT64_NOISE` of
 what one rounding of float32 does to it; 8 is for elements far smaller than the largest of their argument."""
 
 _PATIENCE = 60.0

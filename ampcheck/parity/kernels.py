@@ -28,14 +28,14 @@ _ROUNDINGS = 2.0
 """Honest error of a kernel in unit roundoffs of its result: one of its own, one inside."""
 
 _ELEMENT = 8.0
-"""How far one element may be off, in root mean squares of the honest error of its row: the error of one wrong element
-is little beside a long row."""
+"""Bound of the error of one element, in root mean squares of the honest error of its row: the error of one wrong
+element is little beside a long row."""
 
 _SUMS = 4.0
 """The slack of sums in float32, in standard deviations of their roundings in any order."""
 
 _FLUSHED = float(torch.finfo(torch.float32).tiny)
-"""What devices flush to zero: the subnormal numbers of float32, which are those of bfloat16 too."""
+"""Bound below which devices flush to zero: the subnormal numbers of float32, which are those of bfloat16 too."""
 
 _MANY = 256
 """Elements from which the error of a result in one direction says something."""

@@ -14,7 +14,7 @@ from ampcheck.records.results import JUDGED_UNIT, Key
 
 @dataclass(slots=True)
 class Relations:
-    """How the results of two executions relate.
+    """Relations between the results of two executions.
 
     differing: by key, by how much two functions part. alike: results that part by less than float32 shows. rounded:
     those that part by roundings of data which one side alone holds. doubts: by key, why a result decides nothing.

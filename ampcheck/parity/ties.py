@@ -25,8 +25,8 @@ from ampcheck.parity.trail import Trail
 from ampcheck.records.results import Key
 
 _BESIDE = 2.0**-42
-"""How far data are moved, relative to their typical size: far beyond the roundings of float64, which are of 2**-53, and
-too little for a smooth function to show it, see `FLOAT64_NOISE` and `FLOAT64_ALIKE`."""
+"""Distance by which data are moved, relative to their typical size: far beyond the roundings of float64, which are of
+2**-53, and too little for a smooth function to show it, see `FLOAT64_NOISE` and `FLOAT64_ALIKE`."""
 
 
 class _Beside:

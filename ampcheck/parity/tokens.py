@@ -25,7 +25,7 @@ _SHOWN = 12
 """Tokens in the table, at the most: those beyond their bounds, and those that differ most."""
 
 _DEVIATIONS, _ROUNDINGS = 4.0, 2.0
-"""How many times what moving the data does to it, and its own honest error, a single number may be off."""
+"""Bound of the error of a single number, in effects of moving the data and in its own honest errors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from ampcheck.shadow.result import Reference
 from ampcheck.shadow.rules.registry import rule_of
 
 FLOAT64_NOISE = 2.0**-23
-"""What other algorithms make of one value in float64, relative to `moved - exact`. *moved* is computed in float32, so
-that it is off by what roundings of float32 make of the same ops; those of float64 are 2**-29 of it, and 2**6 is for
+"""Difference between algorithms for one value in float64, relative to `moved - exact`. *moved* is computed in float32,
+so that it is off by what roundings of float32 make of the same ops; those of float64 are 2**-29 of it, and 2**6 is for
 other algorithms. It follows the conditioning by itself."""
 
 FLOAT64_ALIKE = 2.0**-40

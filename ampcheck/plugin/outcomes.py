@@ -18,7 +18,7 @@ _CREDIT = 30.0
 """Seconds that the watch of a suite may take beyond its budget: entering a watch alone costs some hundredths."""
 
 _OF_DTYPES, _OF_COMPARISONS = "policy-unregistered", ("precision-loss", "policy-unregistered")
-"""What operands of two dtypes cause, and what two results that a test compares may cause."""
+"""Checks that fail by operands of two dtypes, and by two results that a test compares."""
 
 _NAMED = 10
 """So many tests of a kind are named below the summary; `-vv` names all."""
@@ -41,7 +41,7 @@ class Account:
 
 @dataclass
 class Outcomes:
-    """What a process of the session has watched, as it travels to the one that owns the terminal.
+    """Tests that a process of the session has watched, as it travels to the one that owns the terminal.
 
     start: seconds to import what a watch needs and to probe policies, which no budget counts. runs: test to its run, as
     JSON. own: tests that fail under AMP by themselves, with the error. ended: those whose watch was ended by the

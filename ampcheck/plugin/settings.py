@@ -24,7 +24,7 @@ class WatchOptions:
 
     @property
     def label(self) -> str:
-        """How the tests run, as the subjects of findings end."""
+        """Circumstance of the tests, with which the subjects of findings end."""
         return "with models in float16" if self.dtype == "half" else f"under {self.dtype} autocast"
 
     @classmethod

@@ -35,7 +35,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Exceptions:
-    """What the runs raised, in one line each; "" where a run came to its end.
+    """Exceptions of the runs, in one line each; "" where a run came to its end.
 
     float32: what eager mode raises in float32. missing: for want of a compiler or a kernel on this machine.
     """

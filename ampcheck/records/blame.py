@@ -34,7 +34,7 @@ class Bisected:
 
 @dataclass(frozen=True, slots=True)
 class Minimised:
-    """What the search found.
+    """Result of the search for modules.
 
     names: the modules to keep in float32; None where not even the whole model in float32 passes, or no set was found.
     runs: how many sets were tried. minimal: every set with one module less was tried and fails, and so was every set

@@ -37,7 +37,7 @@ class FiniteStats:
 
     @property
     def trailing(self) -> int:
-        """How many losses at the end are infinite or NaN."""
+        """Number of losses at the end that are infinite or NaN."""
         return sum(1 for _ in takewhile(lambda loss: not math.isfinite(loss), reversed(self.losses)))
 
     @property

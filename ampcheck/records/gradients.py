@@ -64,7 +64,7 @@ class GradientLoss:
 
 @dataclass(frozen=True, slots=True)
 class Underflow:
-    """What the gradients of all parameters lose at the loss scale in use and would not at another, `scale`.
+    """Loss of digits in the gradients of all parameters at the loss scale in use that another, `scale`, avoids.
 
     error: their relative error in the Euclidean norm; cured: that without what the values lost that became zero or
     subnormal. A power of two as loss scale changes nothing else.

@@ -34,7 +34,7 @@ class Times:
 
 
 class SeriesKey(NamedTuple):
-    """What the points of a series share, in the order in which series are sorted: ratios before seconds, then by name.
+    """Fields that the points of a series share, in the order by which series are sorted: ratios first, then by name.
 
     absolute: its values are seconds, which are not judged.
     """
@@ -183,7 +183,7 @@ class History:
 
     @property
     def points(self) -> int:
-        """How many points there are."""
+        """Number of points."""
         return sum(len(series.points) for series in self.series)
 
     @classmethod

@@ -12,8 +12,8 @@ RETURNED = "what the step returns"
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """What depends on the loss scale. what: it in words. name: of the parameter, if any. powers: those of each scale by
-    which it is multiplied, empty for a sum of different degrees. place: the line that made it so."""
+    """Value that depends on the loss scale. what: it in words. name: of the parameter, if any. powers: those of each
+    scale by which it is multiplied, empty for a sum of different degrees. place: the line that made it so."""
 
     what: str
     name: str
@@ -24,7 +24,7 @@ class Dependence:
 
 @dataclass(frozen=True, slots=True)
 class InvarianceStats:
-    """Whether training depends on the loss scale, as one run shows it.
+    """Dependence of training on the loss scale, as one run shows it.
 
     gradients: how many were judged. found: what depends on it. skipped: why nothing is judged; place: the line that
     prevents it; hint: what to change. penalty: the line where `torch.autograd.grad` gives gradients of a scaled loss

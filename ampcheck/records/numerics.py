@@ -13,11 +13,11 @@ from ampcheck.records.health import TensorHealth
 from ampcheck.records.results import Examination, ResultError
 
 COMPILED = "calls of compiled functions, which ran in eager mode"
-"""What stays unseen of code under a shadow that the user has compiled."""
+"""Reason why code under a shadow that the user has compiled stays unseen."""
 
 OTHER_THREADS = "ops of other threads"
 OTHER_INFINITIES = "ops of other threads that made an infinity or a NaN of finite values"
-"""What stays unseen of a block or loop that starts threads."""
+"""Reason why ops of a block or loop that starts threads stay unseen."""
 
 UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
 """Floating outputs of which the default loss makes nothing; without values of 16 bits or more they are not compared."""
@@ -25,7 +25,7 @@ UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
 VALUELESS = "outputs without values, fake or on meta"
 
 UNREAD = "outputs inside a"
-"""What stays unseen of a result that is an iterator, or a set of tensors that cannot be told apart."""
+"""Reason why an iterator, or a set of tensors that cannot be told apart, stays unseen; its type follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """How many elements of one tensor are NaN or infinite. kind: input, parameter, buffer, output, loss, gradient."""
+    """Counts of NaN and infinities in one tensor. kind: input, parameter, buffer, output, loss, gradient."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
-    """How near the results of a module, or the gradients of its parameters, are to float64.
+    """Distance of the results of a module, or of the gradients of its parameters, from float64.
 
     error, limit: of the worst tensor, relative norms; None where the data determine neither. sampled: elements that
     were looked at; flushed: those of them that are zero and are not in float64.

@@ -13,7 +13,7 @@ AGREE, ANOTHER, WRONG, UNDECIDED = "agree", "another function", "wrong", "undeci
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
-    """How a result of a kernel compares with the reference. error, limit: of its worst row, in roundings.
+    """Comparison of a result of a kernel with the reference. error, limit: of its worst row, in roundings.
 
     message: what is wrong with it, "" for an honest one.
     """
@@ -44,7 +44,7 @@ class ResultPair:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What a comparison concluded.
+    """Conclusion of a comparison.
 
     outcome: `agree`, `another function`, `wrong` or `undecided`. wrong: the sides that are beyond their bounds. key:
     the result in which it shows. at: the op of `a` and that of `b`. common: the op of the last value that both have.
@@ -70,15 +70,15 @@ class Parity:
 
 
 PASSED, REFUSED, SAYS_NOTHING, LEFT_OUT, REPEATED = "passed", "refused", "says nothing", "left out", "repeated"
-"""What a case may come to. It says nothing where all exact results are zero or undetermined, and is left out where the
+"""Outcomes of a case. It says nothing where all exact results are zero or undetermined, and is left out where the
 reference raises, or is beyond the bound of its own rounding. A case that is repeated gave the same bits each time,
 which says nothing of the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """How a kernel did on one case. error, limit: of its worst result, in unit roundoffs. silent: results that the case
-    says nothing of."""
+    """Outcome of a kernel on one case. error, limit: of its worst result, in unit roundoffs. silent: results that the
+    case says nothing of."""
 
     case: str
     outcome: str
@@ -90,13 +90,13 @@ class Tried:
 
     @property
     def nearness(self) -> float:
-        """How near the error is to its limit."""
+        """The error as a multiple of its limit."""
         return self.error / (self.limit or 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTrial:
-    """What was tried of a kernel, with what outcome, and where."""
+    """Cases that were tried of a kernel, with their outcomes and the machine."""
 
     kernel: str
     reference: str

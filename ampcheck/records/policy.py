@@ -70,7 +70,7 @@ class OpPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What autocast does on one device type under one PyTorch.
+    """Autocast rules of one device type under one PyTorch.
 
     dtypes: autocast's dtypes for which this was measured. ops: overload to rule. unprobed: overload to the reason why
     its rule is unknown; together they are every overload with an autocast kernel.
@@ -84,7 +84,7 @@ class Policy:
 
     @property
     def registered(self) -> int:
-        """How many overloads have an autocast kernel."""
+        """Number of overloads with an autocast kernel."""
         return len(self.ops) + len(self.unprobed)
 
     def rule(self, op: str) -> str:
@@ -217,7 +217,7 @@ class PolicyCalls:
 
 
 OWN = tuple([f"{namespace}::" for namespace in PYTORCHS_OWN])
-"""How the names of PyTorch's own overloads begin."""
+"""Beginnings of the names of PyTorch's own overloads."""
 
 
 def is_custom(op: str) -> bool:
@@ -276,7 +276,7 @@ class LockedOp:
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """What one model sends through autocast on one device in one dtype. torch, build: of the PyTorch that it ran."""
+    """Ops of one model under autocast on one device in one dtype. torch, build: of the PyTorch that it ran."""
 
     torch: str
     build: str

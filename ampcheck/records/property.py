@@ -108,7 +108,7 @@ class PropertyStats:
 
 @dataclass(slots=True)
 class Look:
-    """What one example showed. outside: why it was not judged, "" where it was; lacking: for want of a kernel.
+    """Errors of one example. outside: why it was not judged, "" where it was; lacking: for want of a kernel.
 
     elements: those judged; undefined: those that are not finite in exact. ratio: the largest error, of its limit.
     peak, overflow: see `PropertyStats`.

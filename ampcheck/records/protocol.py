@@ -11,7 +11,7 @@ from ampcheck.core.run import Where
 
 
 class Act(str, Enum):
-    """What was called.
+    """Kind of a recorded call.
 
     SCALE `scaler.scale(loss)`; BACKWARD a backward pass; GRAD `torch.autograd.grad`; CLIP gradients were clipped;
     UNSCALE the user's own `scaler.unscale_`; SCALER_STEP `scaler.step`; UPDATE `scaler.update`; OPTIMIZER_STEP the step

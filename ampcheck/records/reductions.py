@@ -205,7 +205,7 @@ class ReplicaStats:
 
     @property
     def message(self) -> str:
-        """What they must do, and which part."""
+        """The requirement, and the tensors that break it."""
         drift = self.drift
         if not drift.names:
             return f"ranks that hold the shards of a model must step them alike; from step {drift.step} on {drift.text}"

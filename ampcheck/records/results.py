@@ -9,7 +9,8 @@ from typing import TypeAlias
 from ampcheck.core.formats import format_of
 
 MOVE = 2.0**-11
-"""How far entering data is moved, relative to their size: the unit roundoff of float16. Results scale it linearly."""
+"""Distance by which entering data is moved, relative to its size: the unit roundoff of float16. Results scale it
+linearly."""
 
 SLACK = 8.0
 """Honest errors reach a few times what a sample shows: standard deviations."""
@@ -28,7 +29,7 @@ JUDGED_UNIT = 2.0**-12
 """Values with a coarser format in their history are judged for digits; float32 alone loses none that matter here."""
 
 Key: TypeAlias = tuple[str, str, int]
-"""What a result is: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, number of the call."""
+"""Identity of a result: kind (`output`, `loss`, `gradient`, `update`, `buffer`), name, number of the call."""
 
 CHANGES = ("update", "buffer", "input")
 """Kinds of results that are differences: a weight, buffer or argument after all calls less the same before."""
@@ -53,7 +54,7 @@ inf and NaN that eager mode has about as many of: the edge of overflow."""
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What became of one value.
+    """Errors of one value.
 
     lost: elements that are not finite although their exact companions are, or that a cast to 8 bits, `saturated`, cut
     off far below them; masked: all of these are negative infinities
@@ -94,7 +95,7 @@ def is_chance(share: float, numbers: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResultError:
-    """How far a run lies from the exact value of one result.
+    """Distance of a run from the exact value of one result.
 
     seen: the value beside its exact one; eager: that of the shadowed run, where another run was compared. dtype: of the
     shadowed run. unit, floor: what both were judged by. norm, eager_norm: of the errors; size: the norm of exact;
@@ -155,7 +156,7 @@ class ResultError:
 
     @property
     def times(self) -> float:
-        """How near it is to its limit; beyond 1 it is past it."""
+        """The error as a multiple of its limit; above 1 it is beyond."""
         return self.error / self.limit if self.limit else 0.0
 
     @property

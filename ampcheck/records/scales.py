@@ -217,7 +217,7 @@ _OFTEN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ScalerStep:
-    """What a scaler did between two updates, or in one step of the loop where it was not updated.
+    """Activity of a scaler between two updates, or in one step of the loop where it was not updated.
 
     step: the number of the loop's step. scale: the one in use. taken, skipped: calls of `scaler.step` that did and did
     not step their optimizer. new_scale: the one after `update`; None without one. nonfinite: parameters whose gradient
@@ -241,7 +241,7 @@ class ScalerStats:
 
     @property
     def skipped_by(self) -> dict[str, int]:
-        """How often each parameter was not finite in a skipped step."""
+        """Number of skipped steps in which each parameter's gradient was not finite."""
         return dict(Counter(name for step in self.steps for name in step.nonfinite))
 
     @property

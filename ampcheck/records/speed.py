@@ -145,13 +145,13 @@ class SpeedStats:
 
     @property
     def cycles(self) -> int:
-        """How many paired blocks there are."""
+        """Number of paired blocks."""
         return len(self.reference.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times faster than the reference: the median of the paired ratios, reference seconds / arm seconds.
+    """Speed relative to the reference: the median of the paired ratios, reference seconds / arm seconds.
 
     Above 1 the arm is faster. low, high: its interval at `confidence`. p05, minimum: of the ratios themselves.
     """
@@ -226,7 +226,7 @@ NOISE, STRADDLES = "noise", "straddles"
 
 
 FALSE_ALARMS = 0.01
-"""How often a suite without any change may fail, at most."""
+"""Probability, at most, that a suite without any change fails."""
 
 
 @dataclass(frozen=True, slots=True)

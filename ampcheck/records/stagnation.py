@@ -41,7 +41,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """What multiplications by a factor just below 1 do on their own, with nothing added: of `looked` elements that they
+    """Effect of multiplications by a factor just below 1, with nothing added: of `looked` elements that they
     change in float32 `stuck` hold the same value afterwards."""
 
     factor: float = 1.0
@@ -146,7 +146,7 @@ class TensorUpdates:
 
 @dataclass(frozen=True, slots=True)
 class StagnationStats:
-    """What became of the updates of a loop in `steps` observed steps.
+    """Updates of a loop in `steps` observed steps, and the elements that kept their value.
 
     looked: tensors that live across steps; narrow: those of them narrower than float32. error: why the loop stopped.
     horizon: how many steps are planned. waiting: narrow parameters that have gradients. counted: in which steps the

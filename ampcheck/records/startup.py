@@ -205,7 +205,7 @@ class StartupStats:
 
 @dataclass(frozen=True, slots=True)
 class CompileCost:
-    """What compilation with empty caches costs. costs: seconds of each launch; range: the least and the most of them,
+    """Cost of compilation with empty caches. costs: seconds of each launch; range: the least and the most of them,
     wider where there are few. paid: after how many calls it has paid, None where that was not timed."""
 
     subject: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ampcheck.core.run import Coverage, Where
 
 EAGER_MODULES = "modules that are not compiled"
-"""What stays unseen of a model of which parts run outside of its graphs."""
+"""Reason why parts of a model that run outside of its graphs stay unseen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class TelemetryStats:
 
     @property
     def finite_sites(self) -> int:
-        """How many have a finite value; one that was always inf or NaN cannot lose any."""
+        """Number of sites with a finite value; one that was always inf or NaN cannot lose any."""
         return sum(site.numel > site.infs + site.nans for site in self.sites)
 
     @property

@@ -18,7 +18,7 @@ by itself, or sleeps, has hardly any."""
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How calls with `used` threads ran. cores: CPU seconds a second; switches: involuntary ones a second; seconds: of
+    """CPU use of calls with `used` threads. cores: CPU seconds a second; switches: involuntary, a second; seconds: of
     the typical call."""
 
     used: int

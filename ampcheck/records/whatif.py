@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ProductLoss:
-    """What one product of a layer loses, by its own operands alone.
+    """Error of one product of a layer, from its own operands alone.
 
     noise: the norm of the error over that of the product, of the worst call; of_rows: the median of its rows.
     saturated, flushed: the largest parts of an operand's nonzero elements that saturate, and that become zero.
@@ -35,7 +35,7 @@ def decibels(noise: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LayerLoss:
-    """What one layer loses in one recipe. products: by `forward`, `grad_input` and `grad_weight`, those that the recipe
+    """Errors of one layer in one recipe. products: by `forward`, `grad_input` and `grad_weight`, those that the recipe
     narrows. alone: the error of the whole model's gradients when this layer alone is in the recipe; NaN where it was
     not measured."""
 
@@ -87,7 +87,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What was measured of a model: losses by recipe, the front of choices, and what was not emulated, by reason."""
+    """Measurements of a model: losses by recipe, the front of choices, and what was not emulated, by reason."""
 
     subject: str
     losses: tuple[FormatLoss, ...]

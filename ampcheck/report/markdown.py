@@ -30,11 +30,11 @@ _OF_TABLES = ("speed", "compare", "sweep", "bisect")
 """Kinds of runs whose first table is the result; other tables are evidence, and folded."""
 _REST = "The rest is left out; the JSON file and the HTML page contain all."
 _ACTIVE = re.compile(r"[^\w\s.,;/%'=?-]|(?<!\w)-|-(?!\w)|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
-"""What Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
+"""Characters that Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
 
 
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
-"""What Markdown takes for markup inside of a line."""
+"""Characters that Markdown takes for markup inside of a line."""
 
 
 def comment_of(run: Run, kind: str = "audit") -> str:

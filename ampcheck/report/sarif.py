@@ -38,19 +38,19 @@ class Rule(Protocol):
 
     @property
     def requires(self) -> str:
-        """What it requires; the first sentence says it in short."""
+        """The requirement; its first sentence is the short description."""
 
     @property
     def measured(self) -> str:
-        """How it is measured."""
+        """The measurement."""
 
     @property
     def causes(self) -> str:
-        """What usually causes a finding."""
+        """The usual causes of a finding."""
 
     @property
     def fix(self) -> str:
-        """How to fix it."""
+        """The remedy."""
 
 
 def sarif_of(run: Run, rules: Mapping[str, Rule], folder: Path) -> dict[str, Any]:

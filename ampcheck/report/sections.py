@@ -32,7 +32,7 @@ class CheckSection:
 
     @property
     def counts(self) -> Mapping[Verdict, int]:
-        """How many findings have each verdict, worst first."""
+        """Number of findings by verdict, worst first."""
         return count_verdicts(self.findings)
 
     @property

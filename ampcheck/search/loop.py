@@ -37,7 +37,7 @@ Database = str | os.PathLike[str] | ExampleDatabase | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """How `assert_property` searches.
+    """Options of the search of `assert_property`.
 
     examples, seconds: the budget of each dtype; minimising what breaks may take half of the seconds more. seed: the
     same seed gives the same search, as long as the seconds suffice. domain: bounds of the floating inputs, within which

@@ -112,7 +112,7 @@ class Judged:
                 return
 
     def _note_range(self) -> None:
-        """How near the values inside come to the end of their formats, and whether one went beyond to no effect."""
+        """Note the headroom of the values inside, and values beyond the end of their format that had no effect."""
         for (where, name), (largest, source) in self._largest.items():
             most = format_of(name).max
             masked = largest == most <= source  # the lowest value of a mask, and what is added to it

@@ -23,7 +23,7 @@ from ampcheck.shadow.norms import difference
 from ampcheck.shadow.suspects import place_of
 
 _FLOAT32 = 2.0**-20
-"""What float32, in which moved is computed, may add by itself."""
+"""Error that float32, in which moved is computed, may add by itself."""
 
 _FEWEST = 4
 """Decisions of one op from which a share of them says something."""
@@ -40,7 +40,7 @@ _MANY = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """What exact loses by each decision of the run.
+    """Margins of the decisions of the run, by exact.
 
     margin: how far the decision of the run lies from a tie, 0 where exact decides alike. scale: the magnitude of the
     values that were compared. width: how far these values lie apart; None where decisions have nothing in common.
@@ -249,7 +249,7 @@ def _lost(
 
 
 _KEPT_BY = {"round": (0.5, 0.5), "floor": (0.0, 1.0), "ceil": (1.0, 0.0), "trunc": (1.0, 1.0)}
-"""How far below and above an integer lie the values that an op makes this integer."""
+"""Distances below and above an integer of the values that an op makes this integer."""
 
 _MARGINS: Mapping[str, Callable[[Call, CompanionStore], Margins | None]] = {  # by what is decided, see `Traits`
     **dict.fromkeys(("order", "equality"), _compared),

@@ -17,7 +17,7 @@ _SHARED = ("numpy", "__dlpack__")
 _COPIED = ("tolist", "__reduce_ex__")
 
 _MAKERS = ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"), (torch.Tensor, "new_tensor"))
-"""What makes a tensor of numbers before any op: a dispatch mode sees the tensor after its rounding."""
+"""Functions that make a tensor of numbers before any op: a dispatch mode sees the tensor after its rounding."""
 
 
 def exports_of_the_user() -> AbstractContextManager[None]:

@@ -37,7 +37,7 @@ _PIECE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What one rank contributes. op: which collective it is of. unit, depth, faults: see `Companions`."""
+    """Contribution of one rank to a collective. op: its name. unit, depth, faults: see `Companions`."""
 
     op: str
     exact: tuple[Any, ...]

@@ -15,8 +15,9 @@ from ampcheck.torchtools.source import is_users
 
 _WIDE = torch.finfo(torch.float32)
 _SMALLEST = {"eps": ("eps",), "tiny": ("tiny", "smallest_normal")}
-"""What differs between formats and is meant to be negligible, with the names under which code reads it. The largest
-number is a mask, or a range to be kept; a resolution is a round number that is chosen for other reasons, too."""
+"""Constants that differ between formats and are meant to be negligible, with the names by which code reads them. The
+largest number is a mask, or a range to be kept; a resolution is a round number that is chosen for other reasons,
+too."""
 
 _CONSTANTS = {
     constant: (wide, names)

@@ -16,7 +16,7 @@ from ampcheck.shadow.decisions import doubt
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """What honest runs may decide otherwise.
+    """Decisions that honest runs may take otherwise.
 
     near_ties: decisions that an honest error turns, and decided: all decisions, of the op with the most of them by
     share. ties: the indices and integers of all ops that turn, equal values without an order of their own among them.
@@ -65,7 +65,7 @@ def with_call(freedom: Freedom, call: Call, store: CompanionStore) -> Freedom:
 
 
 class _Known:
-    """What is known of the arguments of an op: exact values, and how far an honest run may lie from them.
+    """Facts about the arguments of an op: exact values, and how far an honest run may lie from them.
 
     scale: the argument whose typical magnitude the errors are relative to.
     """

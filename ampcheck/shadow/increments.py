@@ -20,7 +20,7 @@ from ampcheck.shadow.call import Call, item_of
 _numbers = count()
 
 _MOST = 2.0
-"""How far the sum may lie from where it would be without rounding, in unit roundoffs: what compensates keeps less."""
+"""Bound of the distance of a sum from its value without rounding, in unit roundoffs: what compensates keeps less."""
 
 
 def follow_lineage(call: Call, store: CompanionStore) -> None:

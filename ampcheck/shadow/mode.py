@@ -58,7 +58,7 @@ from ampcheck.torchtools.source import Scopes, op_name
 from ampcheck.torchtools.storage import local, unwrapped
 
 _ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
-"""What companions are computed below of, together with autograd."""
+"""Dispatch keys below which companions are computed, together with autograd."""
 _NOTHING = nullcontext()
 _STORAGE, _NUMBER = methodcaller("untyped_storage"), attrgetter("_cdata")
 _WATCHED = 1 << 24

@@ -27,7 +27,7 @@ UNSCALES = "_amp_foreach_non_finite_check_and_unscale_"
 """The op by which a `GradScaler` unscales gradients."""
 
 LEFT = "a number that left the run at {}"
-"""What a fault reaches in a number that Python, NumPy or a file gets: the place where it leaves."""
+"""Name of a number that a fault reaches in Python, NumPy or a file: the place where it leaves."""
 
 _COMES_DOWN = 2
 """Skipped steps in a row, at the end of a run, that lower a scale which steps were made at shortly before."""

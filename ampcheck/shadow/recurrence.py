@@ -26,7 +26,8 @@ _FAR = 32.0
 """The factor beyond its limit from which one error counts."""
 
 _BY_CHANCE = frozenset((ROUNDING, CANCELLATION, DRIFT))
-"""What is measured against a sampled spread. What overflows, vanishes, collides or decides otherwise is no chance."""
+"""Kinds of faults that are measured against a sampled spread. What overflows, vanishes, collides or decides otherwise
+is no chance."""
 
 
 class Recurrence:

@@ -90,7 +90,7 @@ def pass_on(before: Sequence[Companions], results: Sequence[Companions]) -> None
 
 
 def drop(companions: Companions, *sorts: str) -> None:
-    """What was suspected is gone from these values."""
+    """Drop the suspects of these sorts from the values."""
     if not companions.suspects.keys().isdisjoint(sorts):
         companions.suspects = {sort: key for sort, key in companions.suspects.items() if sort not in sorts}
 

@@ -26,7 +26,7 @@ _VANISHED_SHARE = 0.05
 
 
 class UpdateJudge:
-    """What in-place ops of the run lose of the values that they add."""
+    """Judges how much of the values that they add in-place ops of the run lose."""
 
     def __init__(self, store: CompanionStore, found: Found) -> None:
         self._store, self._found = store, found

@@ -16,7 +16,7 @@ from ampcheck.numerics.compiled import dynamo_warnings_suppressed
 from ampcheck.torchtools import dynamo
 
 COMPILATIONS = 256
-"""How often one function may be compiled inside `many_compilations`."""
+"""Compilations of one function that are allowed inside `many_compilations`."""
 
 
 @contextmanager

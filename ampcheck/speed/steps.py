@@ -37,7 +37,7 @@ _BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class StepConfig:
-    """How a step runs.
+    """Configuration of a step.
 
     mode: `eager` or a mode of torch.compile. precision: one of `PRECISIONS`. regional: compile each repeated block
     instead of the whole model. dynamic: as of torch.compile.

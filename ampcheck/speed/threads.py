@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 GAIN = 1.25
-"""How many times as fast a smaller number of threads must be to be used."""
+"""Speed of a smaller number of threads, relative to all, from which it is used."""
 
 _CALLS, _SECONDS = 3, 0.1
 """Calls of a probe, at least, and seconds."""

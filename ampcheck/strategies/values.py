@@ -131,7 +131,7 @@ class Side:
 
     @property
     def plains(self) -> int:
-        """How many drawn numbers choose a plain number."""
+        """Number of drawn numbers that choose a plain number."""
         return int(self.upto[-1])
 
     def betweens(self, plain: int) -> int:

@@ -40,7 +40,7 @@ class GraphVariants:
         self.single_run = single_run
         self._differences: list[torch.Tensor] | None = None
         self.other_strides = False
-        """Whether the outputs of the measured variant have other strides; then only the plain one runs."""
+        """True if the outputs of the measured variant have other strides; then only the plain one runs."""
 
     def run(self, inputs: list[Any], call: int, accumulator: Accumulator) -> Sequence[Any]:
         """Run with statistics; returns the graph's own outputs."""

@@ -31,7 +31,7 @@ CASTS = frozenset((_PRIMS.convert_element_type.default, CAST.default))
 
 
 class Level(str, Enum):
-    """How much is measured. casts: every rounding to 16 bits that stays one under fusion, which is each cast from a
+    """Extent of measurement. casts: every rounding to 16 bits that stays one under fusion, which is each cast from a
     wider value and each matrix product or convolution; ops: the result of every op of the user's model; all: every
     floating value of the graph."""
 
@@ -172,7 +172,7 @@ class _Selected:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What a value was computed from, back to the sites before it."""
+    """Nodes that a value was computed from, back to the sites before it."""
 
     sites: frozenset[int] = frozenset()
     fed: bool = False

@@ -41,8 +41,9 @@ State: TypeAlias = Literal["broken", "mended", "unmeasured", "not installed"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What breaks. name: as the library documents it. names: dotted names that mean it in source, or its class; those
-    of methods of any receiver begin with a dot. beside: a file uses it only where it also has one of these."""
+    """Function that breaks. name: as the library documents it. names: dotted names that mean it in source, or its
+    class; those of methods of any receiver begin with a dot. beside: a file uses it only where it also has one of
+    these."""
 
     name: str
     names: tuple[str, ...]
@@ -51,7 +52,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the repro did with one release. broken: the devices whose autocast it broke under, that of `cuda` emulated
+    """Outcome of the repro with one release. broken: the devices whose autocast it broke under, that of `cuda` emulated
     on a CPU; without autocast `cpu` alone is measured. Empty: mended."""
 
     release: str
@@ -105,7 +106,7 @@ class Defect:
 
     @property
     def met(self) -> str:
-        """How it is met, in words."""
+        """Dtypes and circumstances of the defect, in words."""
         names = {"cpu": "the CPU", "cuda": "CUDA, emulated"}
         autocast = f"under autocast of {' and of '.join(names.get(device, device) for device in self.devices)}"
         return f"{' and '.join(self.dtypes)}, {'with 16-bit weights, on a CPU' if self.way in WEIGHTS else autocast}"
@@ -135,7 +136,7 @@ class Known:
 
     @property
     def state(self) -> State:
-        """What was measured of the release; a label such as `+cpu` makes no other."""
+        """Measured state of the installed release; a label such as `+cpu` makes no other."""
         if not self.release:
             return "not installed"
         measured = {of.partition("+")[0]: broken for of, broken in self.defect.releases.items()}

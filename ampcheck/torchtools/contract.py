@@ -68,7 +68,7 @@ _WITHOUT = {
 }
 
 WITHOUT = {name: what for what, names in _WITHOUT.items() for name in names.split()}
-"""What happens without each name of `torch`."""
+"""Consequence of the lack of each name of `torch`."""
 
 _STRATEGIES = "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy"
 SINCE = {f"_C._dynamo.eval_frame.{name}": "2.7" for name in _STRATEGIES}

@@ -19,7 +19,7 @@ from ampcheck.torchtools.private import default_device
 from ampcheck.torchtools.regions import abandoned_regions
 
 Setting: TypeAlias = tuple[Callable[[], object], Callable[[Any], object]]
-"""How to read a setting, and how to write it."""
+"""Functions that read a setting and that write it."""
 
 UNREADABLE = "cannot be read: the old flags and fp32_precision are mixed"
 

@@ -32,13 +32,13 @@ AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.
 """The dispatch keys of autocast."""
 
 _KNOWN = hasattr(eval_frame, "set_code_exec_strategy")
-"""Whether this PyTorch can skip a code object and all that it calls (2.7)."""
+"""True if this PyTorch can skip a code object and all that it calls (2.7)."""
 
 _CALLED = hasattr(TorchDispatchMode, "supports_higher_order_operators")
-"""Whether higher-order ops call modes (2.9); before, they raise under a mode that they do not know."""
+"""True if higher-order ops call modes (2.9); before, they raise under a mode that they do not know."""
 
 _ASKED = hasattr(TorchDispatchMode, "ignore_compile_internals")
-"""Whether Dynamo asks modes for `ignore_compile_internals` (2.9); before, for `is_infra_mode`."""
+"""True if Dynamo asks modes for `ignore_compile_internals` (2.9); before, for `is_infra_mode`."""
 
 
 class _Flags:
@@ -136,7 +136,7 @@ def _uncompiled(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _as_in_newer_releases(mode: DispatchMode) -> Iterator[None]:
-    """What newer releases do for a mode themselves."""
+    """Do for a mode what newer releases do themselves."""
     with ExitStack() as stack:
         if not _KNOWN and not mode.ignore_compile_internals():  # Dynamo would skip what it meets under a mode for good
             stack.enter_context(in_eager_mode())

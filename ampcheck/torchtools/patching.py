@@ -107,7 +107,7 @@ def replaced(owner: object, name: str, make: Callable[[Any], Any], *, equal: boo
 
 
 class ObservedCall(list[Any]):
-    """What the observers of one call do before it, and the generators of what they do after it."""
+    """Observers of one call: run before it, with generators that go on after it."""
 
     def begin(self, observers: Iterable[Observer], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run what stands before each `yield`."""

@@ -15,7 +15,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class SubnormalSupport:
-    """Whether subnormals of one dtype survive on one device; ``None`` where the device lacks the operation.
+    """Survival of subnormals of one dtype on one device; ``None`` where the device lacks the operation.
 
     ``multiply``: halving the smallest normal value gives a subnormal. ``add``: so does a difference of two normal
     values. ``cast``: so does a cast from float32 (float64 for float32, float32 for float64: a subnormal is read, then).

@@ -31,7 +31,7 @@ from ampcheck.training.stagnation.updates import UpdateWatch
 from ampcheck.training.state_dtypes.moments import MomentWatch
 
 UPDATES = 4
-"""How many updates of each tensor are followed."""
+"""Updates of each tensor that are followed."""
 
 _RENEWED = (Role.PARAMETER, Role.STATE, Role.BUFFER, Role.COPY)
 

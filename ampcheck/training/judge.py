@@ -305,7 +305,7 @@ STAGES = (
 
 _OF_STEPS = ("overflow", "nonfinite-reference", "nonfinite-gradient")
 CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
-"""What is judged of a training loop, besides its use of autocast."""
+"""Checks of a training loop, besides those of its use of autocast."""
 
 
 def judge_training(plan: Plan, listener: Listener = SILENT) -> Run:

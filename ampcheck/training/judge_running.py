@@ -34,7 +34,7 @@ _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimize
 _RAN_ON = "the code caught every exception that was to end it after its last observed step, and ran on unobserved"
 _CATCHES = "catch Exception, not BaseException (a bare `except:`), so that Ctrl-C can end the code too"
 OBSERVED = tuple(slug for slug in CHECKS if slug not in (REDUCE_PRECISION.slug, TF32.slug))
-"""What is judged here of training that runs once; of `resume` the contents of checkpoints."""
+"""Checks of training that runs once; of `resume` the contents of checkpoints."""
 
 Runner = Callable[[Callable[[], object]], object]
 

@@ -43,7 +43,7 @@ _DECAYED = 0.5
 
 @dataclass(slots=True)
 class Written:
-    """What was seen of one tensor within a step: the last op that wrote to it, and the line of the first one,
+    """Writes to one tensor within a step: the last op that wrote to it, and the line of the first one,
     or of the copy that replaced what was written before."""
 
     op: str = ""

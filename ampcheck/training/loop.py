@@ -33,14 +33,14 @@ from ampcheck.torchtools.source import scaler_method, users_place
 from ampcheck.torchtools.storage import device_of, local, storage_number
 
 STEPS = 24
-"""How many steps are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
+"""Steps that are observed. A scaler that starts at 65536 needs up to 16 to find its scale."""
 
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
 
 
 _Owned: TypeAlias = "tuple[Role, str, object]"
-"""What may be a tensor that lives across steps, with its purpose and its path."""
+"""Object that may be a tensor that lives across steps, with its purpose and its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class TrainingLoop:
 
     @property
     def batches(self) -> int:
-        """How many batches of `data` are played, over and over; 0 where the steps find their data themselves."""
+        """Number of batches of `data` that are played, over and over; 0 where the steps find their data themselves."""
         return len(self.step.batches) if isinstance(self.step, Playback) else 0
 
     @property

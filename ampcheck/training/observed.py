@@ -91,7 +91,7 @@ _STOPPED = {
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a loop did when it ran by itself.
+    """Record of a loop that ran by itself.
 
     losses: what its steps returned. replaced: parameters that the optimizer steps and that are no longer those of the
     model. stepped: whether an optimizer applied a gradient; changed: whether a bit of any weight changed. narrow:
@@ -128,7 +128,7 @@ class Observed:
 
     @property
     def steps(self) -> int:
-        """How many steps came to their end."""
+        """Number of completed steps."""
         return len(self.losses)
 
     def place(self, step: int) -> Where | None:

@@ -20,7 +20,7 @@ _E4M3 = format_of("float8_e4m3fn")
 
 
 class Cast(NamedTuple):
-    """What a cast leaves: values, in float32, and the parts of nonzero elements that saturated and that became zero."""
+    """Result of a cast: values, in float32, and the parts of nonzero elements that saturated and that became zero."""
 
     values: torch.Tensor
     saturated: float = 0.0

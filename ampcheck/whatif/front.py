@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """What choices are made from.
+    """Measurements from which choices are made.
 
     errors: by module and recipe, of the whole model with this layer alone in it; infinite where it breaks. weights: by
     module. bits: by recipe.

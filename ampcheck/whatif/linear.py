@@ -49,7 +49,7 @@ _COUNTED = {
 
 
 class Products:
-    """What computes the products of layers.
+    """Computes the products of layers.
 
     choice: the recipe of each module; others compute in float32. observed: recipes whose errors are measured beside
     each product, in `losses`, by recipe, module and product, of the worst call and matrix. seed: of stochastic rounding

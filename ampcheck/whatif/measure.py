@@ -20,7 +20,7 @@ from ampcheck.whatif.recipes import PRODUCTS, Recipe
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a run gave: its loss, and by name its results. of: `gradients`, of parameters, or without any `outputs`."""
+    """Results of a run: its loss, and by name its results. of: `gradients`, of parameters, or without any `outputs`."""
 
     loss: float | None
     results: Mapping[str, torch.Tensor]

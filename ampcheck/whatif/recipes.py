@@ -18,7 +18,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import FloatFormat, format_of
 
 Scale: TypeAlias = Literal["float32", "power of two", "reciprocal", "e8m0 floor", "e8m0 ceil", "e4m3", "e4m3 alone"]
-"""How a block is scaled: `float32`, the largest value of the format over the largest of the block; `power of two`, that
+"""Scale of a block: `float32`, the largest value of the format over the largest of the block; `power of two`, that
 rounded down to one; `reciprocal`, the same as float32 by the other factor, as DeepGEMM has it; `e8m0 floor`, as the MX
 specification has it in 6.3; `e8m0 ceil`, with which nothing saturates; `e4m3`, relative to one float32 scale of the
 whole tensor; `e4m3 alone`, without it, as torchao has it where no scale of the tensor is given."""

@@ -170,7 +170,7 @@ def _still(run: _Recording, reference: _Recording) -> float:
 
 
 class _Recording:
-    """What training does while it runs: losses by step, and weights before the first step and after the last.
+    """Record of a training as it runs: losses by step, and weights before the first step and after the last.
 
     shadow: gives exact values, those of the run itself without one. A step ends where an optimizer is stepped, or a
     scaler skips that; its loss is the sum of what its backward passes begin at, without a loss scale.

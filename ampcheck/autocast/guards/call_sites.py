@@ -55,7 +55,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class EnginePath:
-    """How the autograd engine came to an op.
+    """Path by which the autograd engine reached an op.
 
     checkpoint: through PyTorch's checkpoint. function: through the backward of an autograd.Function, not a hook.
     module: through a module. differentiable: this backward is to be differentiated itself (create_graph), so gradients

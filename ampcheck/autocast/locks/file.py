@@ -23,7 +23,7 @@ ANY_COMMAND = f"{BY_PYTEST}, or ampcheck policy lock TARGET"
 """The commands that write or refresh an entry; that of a marked test by pytest alone."""
 
 PATIENCE = 60.0
-"""How many seconds a writer waits for another to finish."""
+"""Seconds for which a writer waits for another to finish."""
 
 
 Entries = Mapping[str, Locked]

@@ -28,7 +28,7 @@ _UNFOLLOWED = (
         "run what the other threads compute in the thread that is watched",
     ),
 )
-"""What a shadow does not follow: its verdict, what that means, and a hint."""
+"""Events that a shadow does not follow, each with its verdict, what that means, and a hint."""
 
 
 def judge_unfollowed(unseen: Mapping[str, int]) -> tuple[Verdict, str, str] | None:

@@ -21,7 +21,7 @@ VALUES = ("output", "loss", "update", "buffer", "input")
 GRADIENTS = ("gradient",)
 
 _NAMES = 6
-"""How many names a message about graphs lists."""
+"""Names that a message about graphs lists."""
 
 _PHASES = {"gradient": "backward", "update": "update"}
 """Of a result, by its kind; forward by default."""

@@ -10,7 +10,7 @@ from ampcheck.core.text import listed
 from ampcheck.records.policy import PolicyCalls
 
 _LISTED = 6
-"""How many modules, ops or lines a message lists."""
+"""Modules, ops or lines that a message lists."""
 
 
 def counted_modules(modules: Iterable[str]) -> str:

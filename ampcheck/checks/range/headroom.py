@@ -49,7 +49,7 @@ CHECK = Check(
 )
 
 _GREW = 1.25
-"""How much larger than its input a result must be to count as grown, where the input is near the maximum itself."""
+"""Growth from input to result above which a result counts as grown, where the input is near the maximum itself."""
 
 
 def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:

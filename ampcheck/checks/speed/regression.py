@@ -53,7 +53,7 @@ CHECK = Check(
 )
 
 _RECENT = 30
-"""How many points back a step down is a warning; older ones are in the table."""
+"""Points back within which a step down is a warning; older ones are in the table."""
 
 _AGAIN = "save a new baseline on this machine (--benchmark-save), or measure base and head in one job"
 

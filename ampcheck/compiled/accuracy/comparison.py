@@ -92,7 +92,7 @@ def other_streams(eager: Execution, compiled: Execution) -> str:
 def _add_unchanged(
     eager: Execution, other: Execution, results: dict[Key, Result], values: dict[Key, torch.Tensor]
 ) -> None:
-    """What one of the two runs alone has changed, the other changed by zero."""
+    """Add a change of zero to the run that left a value as it was and the other changed."""
     for key in [key for key in (*results, *values) if key[0] in CHANGES]:
         if key in results and key not in values and key not in other.dropped:
             values[key] = torch.zeros_like(results[key].value)

@@ -15,7 +15,7 @@ from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.pytree import tensors
 
 STRIDE = 2.0**-7
-"""How far the plain gradient descent that replaces an optimizer moves the weights in one step, relative to their
+"""Distance by which the plain gradient descent in place of an optimizer moves the weights in a step, relative to their
 norm: one step of bfloat16, the least that 16-bit weights can keep."""
 
 

@@ -29,7 +29,7 @@ from ampcheck.torchtools.reachable import Reached, reach
 from ampcheck.torchtools.snapshot import preserved
 
 STEPS = 3
-"""How many steps of a training loop run; all but the last are its warm-up."""
+"""Steps of a training loop that run; all but the last are its warm-up."""
 
 _METHODS = (
     "torch.compile(model) compiles calls of its result alone: other methods of it, such as generate, run the original "

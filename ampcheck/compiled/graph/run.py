@@ -53,7 +53,7 @@ class Copy:
 
 @dataclass(slots=True)
 class Passes:
-    """How the passes ended.
+    """Outcome of the passes.
 
     calls: that completed. error: the exception that ended them; eager: the exception of the same call in eager mode,
     where it was `compared`; in_backward: it is one of backward. state_changes: of calls, where eager mode makes none;

@@ -19,7 +19,7 @@ from ampcheck.lint.rule import Report, Rule
 from ampcheck.lint.source import HALF, Source, number_of
 
 _SMALLEST = 2.0**-25
-"""What rounds to zero in float16: half its smallest subnormal number."""
+"""Largest number that rounds to zero in float16: half its smallest subnormal number."""
 
 
 def _read(source: Source) -> Iterator[Report]:

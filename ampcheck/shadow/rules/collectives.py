@@ -203,4 +203,4 @@ COLLECTIVES: dict[str, Callable[[OpCall, Any], Collective | None]] = {
     "gather_": _gather,
     "scatter_": _scatter,
 }
-"""How the companions of results follow from those of all ranks, by the name of the op."""
+"""Functions that compute the companions of results from those of all ranks, by the name of the op."""

@@ -68,4 +68,4 @@ HIGHER: dict[str, Callable[..., Any]] = {
     "flex_attention": flex_attention,
     "flex_attention_backward": flex_attention_backward,
 }
-"""What runs in the place of a higher-order op, by its name."""
+"""Function that runs in the place of a higher-order op, by its name."""

@@ -154,7 +154,7 @@ class _Comparison:
     calls: dict[str, int] = field(default_factory=dict)
     conditions: list[dict[str, float]] = field(default_factory=list)
     needs_threads: bool = False
-    """Whether a round with fewer threads has been clearly slower."""
+    """True if a round with fewer threads has been clearly slower."""
 
     def launch(self, number: int) -> None:
         """One round: launch every side, let them take turns, and end them. The rounds begin again with fewer threads

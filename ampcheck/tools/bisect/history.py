@@ -30,7 +30,7 @@ SPEED = "speed"
 """The command of a task that compares the first version with another."""
 
 UNDECIDED = "undecided"
-"""How a comparison of speed ended that is tried once more, and again by the next search."""
+"""Ending of a comparison of speed that is tried once more, and again by the next search."""
 
 _OPS = "Overloads under autocast"
 
@@ -53,7 +53,7 @@ class History:
 
     @property
     def looks(self) -> int:
-        """How many versions a search judges at most, if each has a verdict."""
+        """Upper bound of the number of versions that a search judges, if each has a verdict."""
         return 2 + (len(self.versions.known) - 2).bit_length()
 
     def result(self, number: int) -> Result:

@@ -41,7 +41,7 @@ _REQUIRED: Mapping[str, str] = {
     **{name: str(value) for name, value in SMALL.items()},
     **{name: value for value, names in _VALUES.items() for name in names.split()},
 }
-"""What a required argument of a name is given."""
+"""Value of a required argument, by its name."""
 
 _PRESETS = ("model_type", "model_name", "preset", "variant", "arch", "name")
 """Fields of a configuration that stand for its sizes."""

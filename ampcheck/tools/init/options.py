@@ -21,7 +21,7 @@ _CALL = re.compile(r"(?:python3?|accelerate launch|torchrun)\b[^`]*?\s([^\s`]+\.
 """A command that runs a script, with its arguments, among which another command may begin."""
 
 _PLACEHOLDER = re.compile(r"[<>\[\]{}$]|path/to|/path|\.\.\.|^[A-Z_]{3,}$|[|&;]|(?:^|=)[/~]")
-"""What stands in a README where a reader's own value belongs, such as a path outside the repository."""
+"""Text in a README where a reader's own value belongs, such as a path outside the repository."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ LOCK = "tests/ampcheck.lock.json"
 WORKFLOW = ".github/workflows/ampcheck.yml"
 
 _FROM = "ampcheck @ git+https://github.com/ampcheck/ampcheck"
-"""What the workflow installs."""
+"""Requirement that the workflow installs."""
 
 _SCRIPTS = 2
 """Training scripts that are tried until one runs."""
@@ -32,7 +32,7 @@ _SCRIPTS = 2
 
 @dataclass
 class Draft:
-    """What would be done.
+    """Changes that `ampcheck init` would make.
 
     seen: what the repository holds, a line each. files: to be written, in order. left: files that stay as they are,
     with the reason. notes: what is not covered, and how to cover it. unfinished: the user is to fill in arguments.

@@ -22,7 +22,7 @@ _DOUBLE = r'"\1"'
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What `tests/test_amp.py` is about.
+    """Contents of `tests/test_amp.py`.
 
     models: that ran. unfinished: a model whose arguments are missing. script: the training loop, and whether it ran.
     paths: folders for `sys.path`, relative. locked: names of factories with an entry in the lock. cuda: the models are

@@ -51,7 +51,7 @@ _OFFLINE = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of a candidate. attempt: that ran, None if none did. inputs: as code. error: why none ran. heavy: one
+    """Outcome of a candidate. attempt: that ran, None if none did. inputs: as code. error: why none ran. heavy: one
     pass takes so many FLOPs that compiled code would take minutes."""
 
     candidate: Candidate

@@ -59,7 +59,7 @@ class Source:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """What each imported name stands for: `GPT` -> `model.GPT`, `nn` -> `torch.nn`."""
+        """Full name of each imported name: `GPT` -> `model.GPT`, `nn` -> `torch.nn`."""
         found: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):

@@ -25,7 +25,7 @@ from ampcheck.torchtools.pytree import map_tensors, tensors
 from ampcheck.torchtools.source import hookable
 
 ARMS = ("", "float16", "bfloat16")
-"""What autocast casts to; the first runs without it."""
+"""Dtypes of autocast; the first runs without it."""
 
 LARGEST = 400 * 2**20
 """Bytes of a pretrained model in the cache that is loaded without `--full`."""

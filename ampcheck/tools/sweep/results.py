@@ -29,7 +29,7 @@ AUDIT, COMPILATION = "audit", "compilation"
 """Commands of a process of a sweep."""
 
 JUDGED, REFUSED, CRASHED = "judged", "refused", "crashed"
-"""How an audit ended: with a run, with a `UsageError`, with a defect of ampcheck; or `TIME`, `MEMORY` or `ENDED`."""
+"""Endings of an audit: with a run, with a `UsageError`, with a defect of ampcheck; or `TIME`, `MEMORY` or `ENDED`."""
 
 _ENDINGS = (JUDGED, REFUSED, CRASHED, TIME, MEMORY, ENDED)
 
@@ -41,7 +41,7 @@ _JUDGEMENT = ("severity", "fail_on")
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one audit may use. seconds: of time; memory: bytes, None for any number."""
+    """Limits of one audit. seconds: of time; memory: bytes, None for any number."""
 
     seconds: float
     memory: int | None = None
@@ -49,7 +49,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one command found of a target.
+    """Result of one command for a target.
 
     command: `AUDIT` or `COMPILATION`. ended: how; reason: why there is no run, in one line. seconds: that it took;
     memory: bytes at the peak, sampled, None where the system does not report them.
@@ -225,7 +225,7 @@ class ResultFolder:
 
 
 def _is_planned(entry: object) -> bool:
-    """Whether an entry of a manifest is one that `begin` wrote."""
+    """Return whether an entry of a manifest has the fields that `begin` writes."""
     key = entry.get("key") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(key, dict):
         return False

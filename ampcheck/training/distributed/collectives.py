@@ -176,7 +176,7 @@ class CollectiveWatch(OpSubscriber):
         return cast if cast is not None and cast.region == region(tensor) else None
 
     def _follow_cast(self, event: OpEvent) -> None:
-        """What reduces gradients casts, divides and packs before the collective: the values before are the addends."""
+        """Follow casts, divisions and packing before the collective: the values before are the addends."""
         base, args, out = event.name, event.args, event.out
         result = event.kwargs.get("out", args[0] if base.endswith("_") and args else out)
         if not isinstance(result, torch.Tensor) or isinstance(values_of(result), Unmeasured):

@@ -36,7 +36,7 @@ _SETTINGS = (
 
 @dataclass(slots=True)
 class _RankRecord:
-    """What one rank measured."""
+    """Measurements of one rank."""
 
     raised: list[str] = field(default_factory=list)
     autocast: dict[str, str] = field(default_factory=dict)

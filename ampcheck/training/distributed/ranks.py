@@ -34,7 +34,8 @@ from ampcheck.torchtools.process_groups import process_rank
 Value = TypeVar("Value")
 
 _PATIENCE = timedelta(minutes=30)
-"""How much longer than for a collective of the loop the ranks wait for each other here: for what they compute alone."""
+"""Time for which ranks wait for each other here, beyond that of a collective of the loop: for what they compute
+alone."""
 
 _SIDE_GROUPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

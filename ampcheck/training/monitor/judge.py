@@ -36,7 +36,7 @@ MONITORED = tuple(
         *(SCALER_PROTOCOL, SCHEDULER_SKIP, COVERAGE),
     )
 )
-"""What is judged of a monitored loop."""
+"""Checks of a monitored loop."""
 
 _SEVERAL = 3
 """Steps from which on what is true of each is a property of the loop."""
@@ -48,7 +48,7 @@ _SIGNIFICANT = 64.0
 """Moves that stochastic rounding would have made, from which on it is significant that there were hardly any."""
 
 _FEWER = 16
-"""How many times fewer they are then: the size of a step is known to a small factor."""
+"""Factor by which they are fewer then: the size of a step is known to a small factor."""
 
 _NOISE = 8.0
 """Unit roundoffs of the loudest gradient of its module that may be left of a sum that is zero."""

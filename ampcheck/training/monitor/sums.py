@@ -139,7 +139,7 @@ class MonitorStats:
 
     @property
     def measured(self) -> int:
-        """How many of them were measured."""
+        """Number of measured steps."""
         return sum(optimizer.measured for optimizer in self.optimizers)
 
     @property
@@ -149,7 +149,7 @@ class MonitorStats:
 
     @property
     def skipped(self) -> int:
-        """How many of them made no optimizer step."""
+        """Number of calls of `scaler.step` that made no optimizer step."""
         return sum(len(optimizer.skipped) for optimizer in self.optimizers)
 
     @property
@@ -159,7 +159,7 @@ class MonitorStats:
 
     @property
     def counted(self) -> str:
-        """What the findings rest on."""
+        """Basis of the findings, in words."""
         return f"counted in {self.measured:,} measured steps, without float64 beside them"
 
     @property
@@ -183,7 +183,7 @@ class MonitorStats:
 
     @property
     def coverage(self) -> Coverage:
-        """What was measured, and what was not."""
+        """Counts of what was measured, and of what was not."""
         unseen = Counter(self.unseen)
         if without := len(self.parameters) - len(self.gradients):
             unseen["parameters of which no gradient was measured"] += without

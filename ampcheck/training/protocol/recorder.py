@@ -33,7 +33,7 @@ from ampcheck.training.protocol.optimizer_gradients import (
 )
 
 _SEARCHED = 500
-"""How many autograd nodes behind a loss are searched for the multiplication by the scale, which is near the end."""
+"""Autograd nodes behind a loss that are searched for the multiplication by the scale, which is near the end."""
 
 _Call: TypeAlias = Generator[None, Any, None]
 _Scaler: TypeAlias = torch.amp.GradScaler
@@ -168,7 +168,7 @@ class Recorder:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """What runs inside is no part of the user's run."""
+        """Mark the calls inside as no part of the user's run."""
         self.asks = True
         try:
             yield

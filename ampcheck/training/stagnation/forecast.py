@@ -26,7 +26,7 @@ from ampcheck.records.stagnation import AVERAGE, FOLLOWS, MEAN, SUM, Stop
 from ampcheck.torchtools.spacing import spacing
 
 ONCE, APART, COARSE = "once", "apart", "coarse"
-"""How an average is computed: rounded once, the product before the sum as well, or with a gain that was rounded too."""
+"""Ways to compute an average: rounded once, the product before the sum as well, or with a gain that was rounded too."""
 
 _NOISE = 3.0
 """In standard deviations: by so much does what an average follows vary often enough to carry it on."""
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What is known of a tensor that builds on itself, in its own direction; float64 [elements] (added: [steps, ...]).
+    """State of a tensor that builds on itself, in its own direction; float64 [elements] (added: [steps, ...]).
 
     factor, apart: what the value is really multiplied by, and whether the product is rounded before anything is added.
     count: of a mean, the values so far. never: the distance that is never closed; of a mean, that of its values.

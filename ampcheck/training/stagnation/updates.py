@@ -283,7 +283,7 @@ def by_slot(tensors: Sequence[FollowedUpdates], parameters: Iterable[str]) -> It
 
 
 class _Carriers:
-    """Who could hold what a tensor loses: every tensor that changed, by its number of elements."""
+    """Tensors that may carry the lost updates of another: all that changed, by their number of elements."""
 
     def __init__(self, residents: Sequence[Resident], versions: dict[int, int]) -> None:
         self._groups: dict[int, list[Resident]] = {}

@@ -62,7 +62,7 @@ class MomentWatch:
 
     @property
     def vanished(self) -> tuple[VanishedState, ...]:
-        """What vanished in the worst step, or in all steps if the updates that follow from that are worse."""
+        """The vanished elements of the worst step, or of all steps if the updates that follow from these are worse."""
         return max(self._worst, self._coming, key=excess_of)
 
     def begin(self, lineage: Lineage) -> None:
