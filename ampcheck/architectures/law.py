@@ -1,4 +1,4 @@
-"""How a configuration is made small: by the roles that names of fields give away, and by division alone.
+"""The law by which a configuration is made small: by the roles that names of fields give away, and by division alone.
 
 In a configuration, or in each of its parts, counts of heads are divided by one number, sizes of heads by another, and
 widths by the product of both. Every relation that is a product or a sum of them holds afterwards:

@@ -1,4 +1,4 @@
-"""What the number of a configuration's field counts, by the name of the field."""
+"""Roles of the fields of a configuration: the quantity that a number counts, by the name of its field."""
 
 from __future__ import annotations
 

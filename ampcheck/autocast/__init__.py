@@ -1,4 +1,4 @@
-"""What autocast does to each op: probed, shipped per release, compared, emulated, locked, and guarded in use.
+"""Autocast's rules for each op: probed, shipped per release, compared, emulated, locked, and guarded in use.
 
 state       autocast's own state                     policy      rules and facts as data, the shipped snapshots
 probe       a policy of the installed PyTorch        drift       differences of policies and their history

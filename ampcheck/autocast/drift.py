@@ -1,4 +1,4 @@
-"""How policies differ: between two PyTorch releases, two devices, and the installed PyTorch and its snapshot.
+"""Differences of policies: between two PyTorch releases, two devices, and the installed PyTorch and its snapshot.
 
 Nothing here needs torch.
 """

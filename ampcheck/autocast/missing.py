@@ -1,4 +1,4 @@
-"""What this machine lacks: why a run raised, and a substitute for missing 16-bit kernels.
+"""Missing kernels of this machine: why a run raised, and a substitute for missing 16-bit kernels.
 
 The substitute is for ops without a 16-bit kernel on the CPU while another device is emulated that has one.
 """

@@ -1,4 +1,4 @@
-"""What autocast does to each op, as data: one `Policy` a device, one `Snapshot` a PyTorch. No torch here.
+"""Autocast's rules for each op, as data: one `Policy` a device, one `Snapshot` a PyTorch. No torch here.
 
 A policy maps an overload (`aten::mm`, `aten::norm.Scalar`) to its rule and to the raw facts behind the rule. ampcheck
 carries one snapshot for each minor release of PyTorch, made by running that release.

@@ -1,4 +1,4 @@
-"""How long the stages of an audit took when it last ran on this machine, in the user's cache folder. No verdict depends
+"""Durations of the stages of an audit when it last ran on this machine, in the user's cache folder. No verdict depends
 on it."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""What every package uses: findings and runs, limits, subjects, formats, errors. Imports no torch at module level."""
+"""Foundations of every package: findings and runs, limits, subjects, formats, errors. Imports no torch at module
+level."""

@@ -1,4 +1,4 @@
-"""What installed packages add to ampcheck, under entry points of groups such as `ampcheck.checks`."""
+"""Extensions that installed packages add to ampcheck, under entry points of groups such as `ampcheck.checks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows an audit while it runs: its stages, and their findings as soon as they are judged."""
+"""Callbacks of an audit while it runs: its stages, and their findings as soon as they are judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service that shows training offers to a watch: it takes the figures of steps, and at the end the run."""
+"""Interface of a training logger: receives metrics per step and the final run."""
 
 from __future__ import annotations
 

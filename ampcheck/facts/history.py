@@ -1,4 +1,4 @@
-"""What happened to the values of a storage: the types in which its companions keep it."""
+"""History of the values of a storage: the types in which its companions keep it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a value depends on the tensors of the loop: as a multiple of some, as a sum with multiples, or otherwise."""
+"""Dependence of a value on the tensors of the loop: as a multiple of some, as a sum with multiples, or otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How data that enters is moved: by one unit roundoff, with random signs."""
+"""Moves of data that enters: by one unit roundoff, with random signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of parts of memory, such as those of a bucket of gradients: what was written to each last holds."""
+"""Facts about parts of memory, such as those of a bucket of gradients: what was written to each last holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the memory of tensors, by storage: all views of one memory share it, and it goes with the memory."""
+"""Store of the facts about memory, by storage: all views of one memory share it, and it goes with the memory."""
 
 from __future__ import annotations
 

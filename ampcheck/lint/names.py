@@ -1,4 +1,4 @@
-"""What names say: a file of Python does not know the types of its variables."""
+"""Guesses from names: a file of Python does not know the types of its variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many graphs are compiled, and why code runs outside them."""
+"""Counts of compiled graphs, and reasons why code runs outside them."""
 
 from __future__ import annotations
 

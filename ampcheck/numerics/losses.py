@@ -1,4 +1,4 @@
-"""What is differentiated of a result, a loss or its outputs with signs, and in which formats a loss was computed."""
+"""Losses to differentiate, of a result or its outputs with signs, and the formats in which a loss was computed."""
 
 from __future__ import annotations
 

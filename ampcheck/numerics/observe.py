@@ -1,4 +1,4 @@
-"""What a shadow saw of a block of the user's code: forward, backward and the steps of optimizers."""
+"""Observation of a block of the user's code: forward, backward and the steps of optimizers."""
 
 from __future__ import annotations
 

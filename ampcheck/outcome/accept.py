@@ -1,4 +1,4 @@
-"""What a repository accepts of a run: severities of checks, comments on source lines, and its baseline."""
+"""Acceptance of findings by a repository: severities of checks, comments on source lines, and its baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two results are values of the same function: their exact values are equal to what float64 can hold."""
+"""Compares two results as values of one function: their exact values are equal to what float64 can hold."""
 
 from __future__ import annotations
 

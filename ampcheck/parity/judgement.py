@@ -1,5 +1,5 @@
-"""Whether one execution rounds honestly: by the checks of a run in low precision, and by its float32 and compiled
-results."""
+"""Judges whether one execution rounds honestly: by the checks of a run in low precision, and by its float32 and
+compiled results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the results of two executions relate, one by one, and what explains those whose exact values differ."""
+"""Relates the results of two executions, one by one, and explains those whose exact values differ."""
 
 from __future__ import annotations
 

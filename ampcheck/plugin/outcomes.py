@@ -1,4 +1,4 @@
-"""What `--ampcheck-watch` has seen of a suite: its cost, its tests by how they ended, and the lines about them."""
+"""Outcome of a suite under `--ampcheck-watch`: its cost, its tests by how they ended, and the lines about them."""
 
 from __future__ import annotations
 

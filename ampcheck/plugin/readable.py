@@ -1,4 +1,4 @@
-"""What pytest shows of a failed test: the user's frames without ours."""
+"""Tracebacks of failed tests: the user's frames without ours."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a run recorded, frozen and without torch: what the checks of `ampcheck.checks` judge."""
+"""Records of a run, frozen and without torch, which the checks of `ampcheck.checks` judge."""

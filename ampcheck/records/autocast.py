@@ -1,4 +1,4 @@
-"""How code used autocast, as a guard recorded it. Dtypes are by name, such as `float16`."""
+"""Record of the use of autocast, as a guard makes it. Dtypes are by name, such as `float16`."""
 
 from __future__ import annotations
 

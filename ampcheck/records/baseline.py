@@ -1,4 +1,4 @@
-"""What became of the findings that a repository accepts."""
+"""Record of the accepted findings that are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is to blame for a failure: the stages of a subject, the search in its graphs, and that for its modules."""
+"""Record of the search for the cause of a failure: the stages of a subject, the search in its graphs, and that for its
+modules."""
 
 from __future__ import annotations
 

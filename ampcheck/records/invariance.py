@@ -1,4 +1,4 @@
-"""Whether training depends on the loss scale."""
+"""Record of the dependence of training on the loss scale."""
 
 from __future__ import annotations
 

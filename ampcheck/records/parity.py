@@ -1,4 +1,4 @@
-"""What a comparison of two executions, a trial of a kernel, and a golden came to."""
+"""Records of a comparison of two executions, a trial of a kernel, and a golden."""
 
 from __future__ import annotations
 

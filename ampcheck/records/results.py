@@ -1,4 +1,4 @@
-"""How far a value lies from its exact companion, and a result of a run from that of another."""
+"""Distances of a value from its exact companion, and of a result of a run from that of another."""
 
 from __future__ import annotations
 

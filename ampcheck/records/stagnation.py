@@ -1,4 +1,4 @@
-"""What became of the updates of tensors narrower than float32."""
+"""Record of the updates of tensors narrower than float32."""
 
 from __future__ import annotations
 

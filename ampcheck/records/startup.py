@@ -1,4 +1,4 @@
-"""How a subject starts: each launch of a fresh process, and the arms they belong to."""
+"""Record of the starts of a subject: each launch of a fresh process, and the arms they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model loses in a recipe of narrow formats, as emulated in its own forward and backward pass."""
+"""Record of the losses of a model in recipes of narrow formats, as emulated in its own forward and backward pass."""
 
 from __future__ import annotations
 

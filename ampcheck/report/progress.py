@@ -1,4 +1,4 @@
-"""How far a long run is, on stderr, so that stdout contains only the report."""
+"""Progress of a long run, on stderr, so that stdout contains only the report."""
 
 from __future__ import annotations
 

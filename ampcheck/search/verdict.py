@@ -1,4 +1,4 @@
-"""What one run under `Shadow` shows: the errors that are left in its results, the ops at fault, and a score."""
+"""Verdict of one run under `Shadow`: the errors that are left in its results, the ops at fault, and a score."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests import that `ampcheck init` has written."""
+"""Helpers that the tests of `ampcheck init` import."""

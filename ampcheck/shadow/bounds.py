@@ -1,4 +1,4 @@
-"""How far a value may lie from its exact companion.
+"""Bounds of the distance of a value from its exact companion.
 
 A value has an honest error: what moving the data by a unit roundoff does to it (`spread`, the conditioning of the
 problem), and a few roundings of its own. Both are norms over groups of elements, the rows or columns of a tensor, so

@@ -1,4 +1,4 @@
-"""What is wrong with a run: its faults, the suspects that travel with its values, and what both reach."""
+"""Findings of a shadow: faults, the suspects that travel with its values, and the results that both reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other roundings may decide otherwise in a run, and how long its sums are: freedom that another run has."""
+"""Freedom of another run: decisions that other roundings may take otherwise, and the lengths of sums."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def end_that_cuts(call: Call, tensor: torch.Tensor) -> Fault | None:
 
 
 def _clamped(call: Call) -> tuple[torch.Tensor | None, float | None, float | None]:
-    """What a clamp takes, and its bounds that are numbers."""
+    """Return the values that a clamp takes, and its bounds that are numbers."""
     value = call.kept if call.written else next((t.detach() for t in call.inputs), None)
     return value, _number(call.argument("min")), _number(call.argument("max"))
 

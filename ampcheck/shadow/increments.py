@@ -1,4 +1,4 @@
-"""What a sum has taken up: the difference of `new = old + update` and `old`.
+"""Increments that a sum has taken up: the difference of `new = old + update` and `old`.
 
 Code that takes this difference has the update already. It asks what rounding left of it: a compensated sum (Kahan) adds
 the rest to the next update, and a two-sum returns it. The difference is off by the rounding of the sum, which may be

@@ -1,4 +1,4 @@
-"""What is left of faults: the outputs, weights, gradients and decisions that they reach.
+"""Results that faults reach: outputs, weights, gradients and decisions.
 
 A `GradScaler` skips a step whose gradients are not finite, and lowers the scale: an overflow does no harm by that, once
 a step with the same gradients is made. Where steps were made before, the run may also end while the scale comes down.

@@ -1,4 +1,4 @@
-"""Whether an error that exceeds its limit recurs, or was an accident of one execution out of many.
+"""Tests whether an error that exceeds its limit recurs, or was an accident of one execution out of many.
 
 The limit of a result rests on one sample of how far its conditioning spreads errors. Where terms cancel, that sample is
 now and then far too small: of thousands of executions of one sound op a few exceed their limits. A defect recurs.

@@ -1,4 +1,4 @@
-"""What does no harm by itself, and is the cause where harm is done later.
+"""Suspects: events that do no harm by themselves, and are the cause where harm is done later.
 
 A suspect travels with the values, from the place where it happened, until it is gone or an op suffers from it:
 
@@ -44,7 +44,7 @@ BOUND, CUT, UNHELD = "bound", "cut", "unheld"
 ILL, ERROR, TAKEN = "ill", "error", "taken"
 
 CUTS = "the values that it cuts off"
-"""What the end of a format reaches."""
+"""Result that the end of a format reaches."""
 
 
 class Suspects:

@@ -1,4 +1,4 @@
-"""How long a block of calls takes on a device: one synchronisation per block, the same cache state before each."""
+"""Times a block of calls on a device: one synchronisation per block, the same cache state before each."""
 
 from __future__ import annotations
 

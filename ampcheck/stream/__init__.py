@@ -1,1 +1,1 @@
-"""What PyTorch does while a block runs, for everyone who subscribes to it."""
+"""Events of PyTorch while a block runs, for all subscribers."""

@@ -1,4 +1,4 @@
-"""What is judged inside compiled graphs, and its table."""
+"""Judges values inside compiled graphs, with their table."""
 
 from __future__ import annotations
 

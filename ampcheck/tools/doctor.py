@@ -1,4 +1,4 @@
-"""What this machine can and cannot judge: each part is probed, with what follows where it is missing."""
+"""Abilities of this machine: each part is probed, with what follows where it is missing."""
 
 from __future__ import annotations
 

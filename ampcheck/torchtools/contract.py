@@ -1,4 +1,4 @@
-"""What happens without each private name of PyTorch that `torchtools` uses, and which releases have it.
+"""Consequences of the lack of each private name of PyTorch that `torchtools` uses, and which releases have it.
 
 `python benchmarks/contract.py` writes contract.md from this and from the sources, and
 tests/contract/test_private_names.py asks the installed PyTorch for every name.

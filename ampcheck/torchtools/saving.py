@@ -1,4 +1,4 @@
-"""What a snapshot saves of one object: a tensor, a module, a container, a function, a class, a random generator.
+"""Saves one object for a snapshot: a tensor, a module, a container, a function, a class, a random generator.
 
 Each `save_...` function returns a function, or a list of them, that restores what it saved.
 """

@@ -1,4 +1,4 @@
-"""Whether subnormals survive on a device: probed, since it depends on compilers and flags and no API reports it."""
+"""Survival of subnormals on a device: probed, since it depends on compilers and flags and no API reports it."""
 
 from __future__ import annotations
 

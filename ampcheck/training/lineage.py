@@ -1,4 +1,4 @@
-"""How the values of a step depend on the tensors of the loop: as a multiple, as a sum with multiples, or otherwise.
+"""Lineage of the values of a step in the tensors of the loop: as a multiple, as a sum with multiples, or otherwise.
 
 Companions say what a value should be. They do not say whether a tensor was updated or overwritten, and whether
 its old value was kept whole (a sum), in part (a moving average), or multiplied on its own (a decay).

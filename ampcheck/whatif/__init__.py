@@ -1,4 +1,4 @@
-"""What a model would lose in float8, MXFP8 or NVFP4, and which of its layers should stay in 16 bits."""
+"""Emulates float8, MXFP8 and NVFP4: the losses of a model, and the layers to keep in 16 bits."""
 
 from ampcheck.whatif.recipes import RECIPES as RECIPES
 from ampcheck.whatif.recipes import Operand as Operand

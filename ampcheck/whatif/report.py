@@ -1,4 +1,4 @@
-"""What a run of `whatif` shows: findings, tables and charts of its record."""
+"""Report of `whatif`: findings, tables and charts of its record."""
 
 from __future__ import annotations
 

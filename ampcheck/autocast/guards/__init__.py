@@ -1,1 +1,1 @@
-"""How a block of code uses autocast: recorded while it runs (`recorder`, `hooks`), then judged (`checks`)."""
+"""Use of autocast by a block of code: recorded while it runs (`recorder`, `hooks`), then judged (`checks`)."""

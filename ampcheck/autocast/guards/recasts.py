@@ -1,4 +1,4 @@
-"""What autocast would have done with the calls that a guard recorded. No PyTorch runs here."""
+"""Casts that autocast would have made in the calls that a guard recorded. No PyTorch runs here."""
 
 from __future__ import annotations
 

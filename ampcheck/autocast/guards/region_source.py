@@ -1,4 +1,4 @@
-"""Whether the source of a region switches it on, which PyTorch forgets where it switches the region off."""
+"""Reads from its source whether a region is switched on, which PyTorch forgets where it switches the region off."""
 
 from __future__ import annotations
 

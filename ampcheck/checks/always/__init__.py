@@ -1,4 +1,4 @@
-"""What is said of every run: how much of it was looked at."""
+"""Checks of every run: how much of it was examined."""
 
 from __future__ import annotations
 

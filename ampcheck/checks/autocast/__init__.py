@@ -1,4 +1,4 @@
-"""How code uses autocast: what the checks of a guard share."""
+"""Shared words of the checks of a guard, which judge how code uses autocast."""
 
 from __future__ import annotations
 

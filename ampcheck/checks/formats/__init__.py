@@ -1,1 +1,1 @@
-"""What narrow formats would lose."""
+"""Checks of the losses in narrow formats."""

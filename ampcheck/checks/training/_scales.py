@@ -1,4 +1,4 @@
-"""How findings of `loss-scale` word the steps of a scaler and its window."""
+"""Words of the findings of `loss-scale` for the steps of a scaler and its window."""
 
 from __future__ import annotations
 

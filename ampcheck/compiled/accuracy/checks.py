@@ -1,4 +1,4 @@
-"""What is judged of compiled code beside eager mode and float64."""
+"""Judges compiled code against eager mode and float64."""
 
 from __future__ import annotations
 

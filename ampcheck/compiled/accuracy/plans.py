@@ -1,4 +1,4 @@
-"""How a subject is run for the comparison: once as the user runs it, and with gradients where nothing asks for any."""
+"""Plans of the runs of a comparison: once as the user runs it, and with gradients where nothing asks for any."""
 
 from __future__ import annotations
 

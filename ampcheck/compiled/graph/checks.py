@@ -1,4 +1,4 @@
-"""What is judged of a compiled run: its graphs, the state that it leaves, and its coverage. No torch runs."""
+"""Judges a compiled run: its graphs, the state that it leaves, and its coverage. No torch runs."""
 
 from __future__ import annotations
 

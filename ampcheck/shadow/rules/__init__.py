@@ -1,4 +1,4 @@
-"""How companions follow an op that the same op on companions would not follow.
+"""Rules by which companions follow an op that the same op on companions would not follow.
 
 A rule runs once per side, after the real op: `rule(call, side)` returns the companions of the op's results, in the
 structure of `call.out`. Those of arguments that the op writes may be returned as new tensors, or written in place. In

@@ -1,1 +1,1 @@
-"""What torch.compile and autocast are worth: a row of figures for one model, tables over many."""
+"""Gains of torch.compile and autocast: a row of figures for one model, tables over many."""

@@ -1,4 +1,5 @@
-"""What torch.compile and autocast are worth for one model: a row of figures, with the matrix that they come from."""
+"""Measures the gains of torch.compile and autocast for one model: a row of figures, with the matrix that they come
+from."""
 
 from __future__ import annotations
 

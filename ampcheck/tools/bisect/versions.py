@@ -1,4 +1,4 @@
-"""What a bisection searches: versions in their order, each of which can be placed so that a process runs the target."""
+"""Versions for a bisection, in their order, each of which can be placed so that a process runs the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be tried as a target, best first, each with its attempts as code."""
+"""Candidates for a target, best first, each with its attempts as code."""
 
 from __future__ import annotations
 

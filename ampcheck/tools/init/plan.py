@@ -1,4 +1,4 @@
-"""What `ampcheck init` would write, tried out in a copy of the repository."""
+"""Plan of the files that `ampcheck init` writes, tried out in a copy of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a repository holds: its model classes, the scripts that train, its tests and its settings."""
+"""Contents of a repository: its model classes, the scripts that train, its tests and its settings."""
 
 from __future__ import annotations
 

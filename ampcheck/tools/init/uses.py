@@ -1,4 +1,4 @@
-"""How a repository itself builds its models: calls whose arguments are plain, as explicit code.
+"""Model constructions in a repository: calls whose arguments are plain, as explicit code.
 
 A name in an argument is replaced by what was assigned to it, so that `TransformerWrapper(num_tokens=256,
 attn_layers=Decoder(dim=512))` is left of a script that has `layers = Decoder(dim=DIM)`; an option of the command line

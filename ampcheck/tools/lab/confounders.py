@@ -1,4 +1,4 @@
-"""What differs without any change: products that are called float32, the order of sums, seeds."""
+"""Differences without any change: products that are called float32, the order of sums, seeds."""
 
 from __future__ import annotations
 

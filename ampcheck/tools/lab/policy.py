@@ -1,4 +1,4 @@
-"""What autocast of the installed PyTorch does to each op on each kind of device, and to the ops of the demo."""
+"""Autocast rules of the installed PyTorch for each op on each kind of device, and for the ops of the demo."""
 
 from __future__ import annotations
 

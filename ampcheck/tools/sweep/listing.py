@@ -1,4 +1,4 @@
-"""What a sweep audits: a list of targets in a file, a collection, or a folder with one."""
+"""Targets of a sweep: a list of targets in a file, a collection, or a folder with one."""
 
 from __future__ import annotations
 

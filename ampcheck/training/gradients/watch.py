@@ -1,4 +1,4 @@
-"""How much of each gradient low precision loses: element by element against its exact companion.
+"""Measures how much of each gradient low precision loses: element by element against its exact companion.
 
 An element counts when it is known: nonzero in exact, and moving the data by the roundoff of the format leaves half of
 it. So a gradient that is mathematically zero (the key's bias before a softmax) and shows nothing but rounding is left

@@ -1,4 +1,4 @@
-"""What optimizer steps change: by how much, how optimizers round, and how many elements keep their value."""
+"""Changes by optimizer steps: their size, how optimizers round, and how many elements keep their value."""
 
 from __future__ import annotations
 

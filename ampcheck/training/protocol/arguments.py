@@ -1,4 +1,4 @@
-"""What the arguments of recorded calls say: losses, gradients, checkpoints, limits."""
+"""Reads the arguments of recorded calls: losses, gradients, checkpoints, limits."""
 
 from __future__ import annotations
 

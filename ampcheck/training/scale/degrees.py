@@ -1,4 +1,4 @@
-"""How each value of a step depends on the loss scale: its degree, by which a scale of twice the size multiplies it.
+"""Degrees of the values of a step in the loss scale: twice the scale multiplies a value by two to its degree.
 
 A scaled loss has the degree 1, and so have its gradients, sums and norms of them; the norm of a gradient over that norm
 has the degree 0, and a sum of both has none. What an optimizer steps must have the degree 0 after the scaler has

@@ -1,4 +1,4 @@
-"""Whether what an optimizer steps, and what a step returns, is the same at every loss scale."""
+"""Judges whether what an optimizer steps, and what a step returns, is the same at every loss scale."""
 
 from __future__ import annotations
 

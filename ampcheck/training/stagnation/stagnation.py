@@ -1,4 +1,4 @@
-"""What the updates of the narrow tensors of a loop came to."""
+"""Measures the updates of the narrow tensors of a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the updates of narrow tensors came to over the observed steps of a loop."""
+"""Updates of narrow tensors over the observed steps of a loop."""
 
 from __future__ import annotations
 
