@@ -121,7 +121,7 @@ def _has_limit(finding: Finding) -> bool:
 
 
 _SCALER, _NORM = "GradScaler.", "aten::linalg_vector_norm"
-_LOST = "silent-zero flush precision-loss"
+_DIGIT_CHECKS = "silent-zero flush precision-loss"
 _INFINITE = "overflow silent-zero"
 _ZERO = "stagnation/guard overflow silent-zero"
 
@@ -133,7 +133,7 @@ _RULES: tuple[tuple[str, str, Callable[[_Pair], bool]], ...] = (
     ("scaler-protocol", "scale-invariance/returned", lambda p: p.later_step),
     ("scaler-protocol", "coverage", lambda p: p.where.op.startswith(_SCALER) and p.finding.verdict is Verdict.FAIL),
     ("scaler-protocol/half", "master-weights/half", lambda _: True),
-    ("scaler-protocol", _LOST, lambda p: p.same_line),
+    ("scaler-protocol", _DIGIT_CHECKS, lambda p: p.same_line),
     ("scaler-protocol", "overflow headroom", lambda p: p.stopped and p.where.phase == "backward"),
     ("scaler-protocol", "gradient-underflow loss-scale flush silent-zero",
      lambda p: p.at.phase == p.where.phase == "backward" and p.after),
@@ -143,7 +143,7 @@ _RULES: tuple[tuple[str, str, Callable[[_Pair], bool]], ...] = (
      lambda p: p.at.phase == "update" and basename(p.at.place) in map(basename, p.finding.names)),
     # An eps that is zero, and running values that stand still.
     ("stagnation/guard", "optimizer-state", lambda p: p.where.step is not None),
-    ("stagnation/guard", f"overflow headroom stagnation/ {_LOST}", lambda p: p.same_line),
+    ("stagnation/guard", f"overflow headroom stagnation/ {_DIGIT_CHECKS}", lambda p: p.same_line),
     ("stagnation/", "precision-loss", lambda p: p.same_line),
     ("stagnation/", "reduce-precision", lambda p: p.same_line and p.where.op != _NORM),
     ("stagnation/", "stagnation/", lambda p: p.same_line and p.earlier),
@@ -152,7 +152,7 @@ _RULES: tuple[tuple[str, str, Callable[[_Pair], bool]], ...] = (
     ("nonfinite-gradient", "nonfinite-gradient", lambda p: p.same_step and p.earlier),
     ("nonfinite-gradient", "overflow", lambda p: p.at.step is not None and p.later_step and not p.where.op),
     # An output becomes infinite at an op that loses values and gives no infinity.
-    (_LOST, "overflow/output", lambda p: p.at == p.where),
+    (_DIGIT_CHECKS, "overflow/output", lambda p: p.at == p.where),
     # A loss that is not finite, and the gradients of it.
     ("overflow nonfinite-reference", "loss-dtype", lambda p: p.same_step and _has_limit(p.finding)),
     ("overflow nonfinite-reference", "nonfinite-gradient loss-scale",

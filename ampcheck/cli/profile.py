@@ -27,7 +27,7 @@ _LEAST = 0.03
 _SHORTEST = 0.05
 """Seconds of a stage below which it is left out."""
 
-_ALL = 0.95
+_PASS_THROUGH_SHARE = 0.95
 """The share of its caller's time from which a function stands in its caller's place."""
 
 _DEEPEST = 8
@@ -137,7 +137,7 @@ def _below(node: _Node, whole: float, depth: int) -> Iterator[str]:
         if callee.seconds < _LEAST * whole or depth == _DEEPEST:
             continue
         only = max(callee.callees.items(), key=lambda item: item[1].seconds, default=None)
-        if only is not None and only[1].seconds >= _ALL * callee.seconds:
+        if only is not None and only[1].seconds >= _PASS_THROUGH_SHARE * callee.seconds:
             yield from _below(callee, whole, depth)
             continue
         share = callee.seconds / whole

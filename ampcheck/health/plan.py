@@ -19,9 +19,9 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.records.health import TensorHealth
 
-_COUNTS = 4
+_COUNT_PLACES = 4
 
-FINITE, AMAX, AMIN = 2, _COUNTS, _COUNTS + 1
+FINITE, AMAX, AMIN = 2, _COUNT_PLACES, _COUNT_PLACES + 1
 """Places in a packed vector."""
 
 
@@ -58,7 +58,7 @@ class Plan:
     @property
     def width(self) -> int:
         """Length of the packed vector."""
-        return _COUNTS + 3 + len(self.exponents)
+        return _COUNT_PLACES + 3 + len(self.exponents)
 
     @property
     def normal_code(self) -> int:
@@ -70,9 +70,9 @@ class Plan:
 
         ``unstored`` of them are zeros that the vector does not count.
         """
-        zeros, below_normal, finite, numbers = (int(value) for value in packed[:_COUNTS])
-        amax, amin, sumsq = packed[_COUNTS : _COUNTS + 3]
-        bins = zip(self.exponents, packed[_COUNTS + 3 :], strict=True)
+        zeros, below_normal, finite, numbers = (int(value) for value in packed[:_COUNT_PLACES])
+        amax, amin, sumsq = packed[_COUNT_PLACES : _COUNT_PLACES + 3]
+        bins = zip(self.exponents, packed[_COUNT_PLACES + 3 :], strict=True)
         return TensorHealth(
             dtype,
             numel,

@@ -30,7 +30,7 @@ KEPT_BYTES = 2 << 30
 NUMPY = 1
 """The place of NumPy's global generator among the random streams of a run."""
 
-_COUNTS = 2.0**16
+_LARGEST_COUNT = 2.0**16
 """Whole numbers from here on are no masks, positions or indices."""
 
 
@@ -190,7 +190,7 @@ def _move_counts(shadow: Shadow, prepared: Prepared) -> None:
     for _, tensor in arguments(prepared.calls):
         if has_companions(tensor) and tensor.numel() and not tensor.is_complex():
             plain = tensor.detach()
-            if float(plain.abs().amax()) >= _COUNTS and bool((plain == plain.round()).all()):
+            if float(plain.abs().amax()) >= _LARGEST_COUNT and bool((plain == plain.round()).all()):
                 shadow.store.lift(plain, moves=True)
 
 

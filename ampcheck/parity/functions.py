@@ -14,7 +14,7 @@ from ampcheck.shadow.bounds import group_dims
 from ampcheck.shadow.compare import Result
 from ampcheck.shadow.result import Reference
 
-_SHOWN = 2.0**-27
+_INVISIBLE_DISTANCE = 2.0**-27
 """The relative distance of exact values that no result shows: an eighth of a rounding of float32. Constants of eight
 digits and branches such as that of `softplus` beyond 20 differ by less."""
 
@@ -60,7 +60,7 @@ def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     apart = off > FLOAT64_NOISE * away + FLOAT64_ALIKE * size
     if not bool(apart.any()):
         return SAME
-    if bool((off <= _SHOWN * size).all()):
+    if bool((off <= _INVISIBLE_DISTANCE * size).all()):
         return ALIKE
     if bool((off <= (SLACK if coarsest > JUDGED_UNIT else _TABLES) * away * coarsest / MOVE).all()):
         return ROUNDED

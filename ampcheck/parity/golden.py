@@ -52,7 +52,7 @@ _SUMS = 4.0
 _LAST_DIGITS = 2.0**-20
 """The relative distance of arguments that another CPU makes, by other instructions: 16 roundings of float32."""
 
-_SHAKING = 8 * _LAST_DIGITS / (FLOAT64_NOISE * roundoff(torch.float32))
+_NOISE_FACTOR = 8 * _LAST_DIGITS / (FLOAT64_NOISE * roundoff(torch.float32))
 """Multiple of its noise by which last digits of the arguments may change a result. The noise is `FLOAT64_NOISE` of
 what one rounding of float32 does to it; 8 is for elements far smaller than the largest of their argument."""
 
@@ -284,7 +284,7 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
         behind_opaque=tuple(str_of(key) for key in independent.results if independent.is_behind_opaque(key)),
         changed=changed,
         shaken=shaken,
-        beyond_shaking=tuple(key for key in differing if differs(recorded[key], results[key], _SHAKING)),
+        beyond_shaking=tuple(key for key in differing if differs(recorded[key], results[key], _NOISE_FACTOR)),
     )
 
 

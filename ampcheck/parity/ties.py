@@ -24,7 +24,7 @@ from ampcheck.parity.functions import ALIKE, NONFINITE, SAME, is_mask, relate
 from ampcheck.parity.trail import Trail
 from ampcheck.records.results import Key
 
-_BESIDE = 2.0**-42
+_NUDGE = 2.0**-42
 """Distance by which data are moved, relative to their typical size: far beyond the roundings of float64, which are of
 2**-53, and too little for a smooth function to show it, see `FLOAT64_NOISE` and `FLOAT64_ALIKE`."""
 
@@ -46,7 +46,7 @@ class _Beside:
         self._seen[content] += 1
         generator = torch.Generator().manual_seed(content + self._seen[content])
         noise = torch.rand(exact.numel(), generator=generator, dtype=torch.float64) - 0.5
-        return exact + noise * (self._sign * _BESIDE * (float(finite.square().mean().sqrt()) or 1.0))
+        return exact + noise * (self._sign * _NUDGE * (float(finite.square().mean().sqrt()) or 1.0))
 
 
 def decided_by_ties(

@@ -18,16 +18,16 @@ import torch
 from ampcheck.core.formats import FloatFormat, format_of
 from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE, Examination, is_chance
 
-_LEAST = 1.0
-"""The same of a value that was rounded once or a few times."""
+_SHALLOW_FLOOR = 1.0
+"""The honest error of a value that was rounded once or a few times, in unit roundoffs."""
 
 _ILL = 0.5
 """The bound of a value, relative to it, from which less than one bit of it is required to be right."""
 
-_GONE = 0.25
+_LOST_VALUE_ERROR = 0.25
 """The relative error of a value from which less than two bits of it are right."""
 
-_CUT = 1.25
+_SATURATION_FACTOR = 1.25
 """The magnitude, in units of the largest number of a format, from which a cast that saturates loses values. Block
 scales that are powers of two leave values up to 1.14 times that number, which lose no more than rounding takes."""
 
@@ -37,7 +37,7 @@ _FEW = {1: 64.0, 2: 14.0, 3: 9.0}
 _GROUP = 16
 """Elements that a group has at least, where the tensor has as many."""
 
-_PART = 1 << 19
+_CHUNK_ELEMENTS = 1 << 19
 """Elements of a large value that are looked at together."""
 
 SIXTEEN = 2.0**-8
@@ -53,7 +53,7 @@ def slack_of(elements: int) -> float:
 @cache
 def floor_of(depth: int) -> float:
     """The honest error, in unit roundoffs, of a value after so many roundings in a row: they add like a random walk."""
-    return min(FLOOR, max(_LEAST, 0.5 * math.sqrt(depth)))
+    return min(FLOOR, max(_SHALLOW_FLOOR, 0.5 * math.sqrt(depth)))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -136,7 +136,7 @@ def look(
             return Look(True, False, largest, False, smallest)
     if strict and _excuses(floor * unit):
         return Look(False, emptier, largest, False, smallest)
-    whole_at_once = value.numel() < 2 * _PART or (dims is not None and 0 in dims)
+    whole_at_once = value.numel() < 2 * _CHUNK_ELEMENTS or (dims is not None and 0 in dims)
     parts = [(value, exact, moved)] if whole_at_once else list(_parts(value, exact, moved))
     for part, _, away in parts:
         if not _is_near(part, away, dims, SLACK * floor * unit):
@@ -158,7 +158,7 @@ def _parts(
     value: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """A large value and its companions in parts that stay in the cache of a processor; they cut no group in two."""
-    rows = max(1, len(value) * _PART // value.numel())
+    rows = max(1, len(value) * _CHUNK_ELEMENTS // value.numel())
     return zip(*(torch.split(tensor, rows) for tensor in (value, exact, moved)), strict=True)
 
 
@@ -193,7 +193,7 @@ def _difference(reference: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def cut_off(value: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Values of 8 bits that are the largest of their format where exact is far larger: PyTorch's casts saturate."""
     top = format_of(value.dtype).max
-    return (value.double().abs() == top) & exact.isfinite() & (exact.abs() >= _CUT * top)
+    return (value.double().abs() == top) & exact.isfinite() & (exact.abs() >= _SATURATION_FACTOR * top)
 
 
 def _excuses(rounding: float) -> bool:
@@ -210,7 +210,7 @@ def _is_flushed(exact: torch.Tensor, dtype: torch.dtype, dims: tuple[int, ...] |
     """
     lost, size = (torch.linalg.vector_norm(t, dim=dims) for t in (_flushed(exact, dtype), exact))
     known = size > 0
-    return bool(known.any()) and float((lost[known] / size[known]).mean()) > _GONE
+    return bool(known.any()) and float((lost[known] / size[known]).mean()) > _LOST_VALUE_ERROR
 
 
 def _flushed(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -329,11 +329,11 @@ def _bounds(
     bound = slack * spread + SLACK * floor * unit * size
     if strict:  # the cause is known: that a sample is small by chance excuses no value of which two bits are gone
         least = SLACK * (spread + floor * unit * size)
-        bound = torch.minimum(bound, torch.maximum(least, _GONE * size))
+        bound = torch.minimum(bound, torch.maximum(least, _LOST_VALUE_ERROR * size))
         if _excuses(floor * unit):
             bound = torch.where(damaged, torch.minimum(bound, _ILL * size), bound)
     if value.dtype.itemsize == 1 and _is_flushed(exact, value.dtype, dims):
-        flushed_here = determined & (_grouped(_flushed(exact, value.dtype), dims, single) > _GONE * size)
-        bound = torch.where(flushed_here, torch.minimum(bound, _GONE * size), bound)
+        flushed_here = determined & (_grouped(_flushed(exact, value.dtype), dims, single) > _LOST_VALUE_ERROR * size)
+        bound = torch.where(flushed_here, torch.minimum(bound, _LOST_VALUE_ERROR * size), bound)
         known_well = known_well | flushed_here
     return bound, spread, known_well

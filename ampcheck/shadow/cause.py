@@ -18,7 +18,7 @@ from ampcheck.shadow.call import Call, Side, SideOf, leaves
 from ampcheck.shadow.exchange import NAMESPACES
 from ampcheck.shadow.norms import difference
 
-_KEPT = 0.125
+_KEPT_VALUE_ERROR = 0.125
 """The relative error of a result of which two bits are left."""
 
 
@@ -120,7 +120,7 @@ def float32_keeps(call: Call, tensor: torch.Tensor, store: CompanionStore) -> bo
     rounded = SideOf(store, lambda t: store.exact(t).to(torch.complex64 if t.is_complex() else torch.float32), "moved")
     for result in alone(call, tensor, store, rounded):
         error, size = difference(result, exact)
-        if error <= _KEPT * size:
+        if error <= _KEPT_VALUE_ERROR * size:
             return True
     return False
 

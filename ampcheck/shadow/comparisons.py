@@ -23,7 +23,7 @@ from ampcheck.shadow.suspects import ERROR, TAKEN
 ZERO = 2.0**-30
 """A part of the operands' errors that is nothing: what float64 rounds."""
 
-_FAR = 4.0
+_UNDETERMINED_SPREAD = 4.0
 """The spread of a value, relative to it, of which the data are to determine nothing."""
 
 
@@ -63,7 +63,7 @@ def measures_error(call: Call, tensor: torch.Tensor, store: CompanionStore) -> b
 def undetermine(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> None:
     """Let moved go where the run went: the data determine nothing of a value that is its error."""
     companions.own()
-    exact, share = store.exact(tensor), _FAR * MOVE / companions.unit
+    exact, share = store.exact(tensor), _UNDETERMINED_SPREAD * MOVE / companions.unit
     store.moved(tensor).copy_(exact + (tensor.to(exact.dtype) - exact) * share)
 
 

@@ -20,7 +20,7 @@ from ampcheck.shadow.reached import Reached
 from ampcheck.shadow.recurrence import Recurrence
 from ampcheck.shadow.suspects import COLLIDED, VANISHED, Suspects
 
-_LOST = 0.25
+_LOST_VALUE_ERROR = 0.25
 """The relative error of an output from which less than two bits agree: whatever explains it, the value is lost."""
 
 _LACKS = "a sum that lacks it"
@@ -59,7 +59,7 @@ class Found:
 
     def accuse_if_lost(self, suspect: Fault, tensor: torch.Tensor, name: str) -> None:
         """Report a suspect of a tensor whose digits are gone. A zero of float64, as the rest of a sum, has none."""
-        if _LOST < (error := relative_error(tensor, self._store)) < 1 / ZERO:
+        if _LOST_VALUE_ERROR < (error := relative_error(tensor, self._store)) < 1 / ZERO:
             self.add(replace(suspect, examination=replace(suspect.examination, error=error)), name)
 
     def accuse_missing(self, call: Call) -> None:

@@ -19,7 +19,7 @@ from ampcheck.shadow.call import Call, item_of
 
 _numbers = count()
 
-_MOST = 2.0
+_MOST_ROUNDOFFS = 2.0
 """Bound of the distance of a sum from its value without rounding, in unit roundoffs: what compensates keeps less."""
 
 
@@ -79,7 +79,7 @@ def _follow_rounding(sum_: torch.Tensor, sign: int, tensor: torch.Tensor, store:
     whole.own()
     sums, moved = store.exact(sum_), store.moved(sum_)
     apart = moved - sums + sign * (store.moved(tensor) - before)
-    most = _MOST * MOVE * sums.abs()
+    most = _MOST_ROUNDOFFS * MOVE * sums.abs()
     moved.copy_(sums + torch.minimum(torch.maximum(apart, -most), most))
 
 

@@ -47,7 +47,7 @@ from ampcheck.shadow.suspects import (
 )
 from ampcheck.shadow.updates import UpdateJudge
 
-_NEAR = 16.0
+_HEADROOM_FACTOR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
 
 _ACCUMULATES = 8
@@ -56,7 +56,7 @@ _ACCUMULATES = 8
 _ACCUMULATED = 1.0
 """The honest error of an accumulator of 16 bits, in unit roundoffs: added in float32 and rounded once, it has one."""
 
-_FEW = 64
+_SMALL_NUMEL = 64
 """Elements up to which an error heals only if each of them is within its bound."""
 
 _UNSEEN = Look(False, largest=math.nan)
@@ -166,7 +166,7 @@ class ResultJudge:
         exact, moved = view_of(tensor, values.exact), view_of(tensor, values.moved)
         accumulates = low and companions.updates >= _ACCUMULATES
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
-        single = bool(call.inherited) and tensor.numel() <= _FEW
+        single = bool(call.inherited) and tensor.numel() <= _SMALL_NUMEL
         carried = list(map(_SUSPECTS, filter(_SUSPECTS, call.before)))
         masked = bool(carried) and any(MASKED in suspects for suspects in carried)
         result = _Result(call, tensor, companions, exact, moved, low, accumulates, floor, single, masked)
@@ -263,7 +263,7 @@ class ResultJudge:
     def _note_zeros(self, result: _Result) -> None:
         """Let elements that are zero here and not in exact travel on as a suspect, until none is left."""
         call, tensor, companions = result.call, result.tensor, result.companions
-        if VANISHED in companions.suspects and not call.traits.rescues and tensor.numel() > _FEW:
+        if VANISHED in companions.suspects and not call.traits.rescues and tensor.numel() > _SMALL_NUMEL:
             return  # elements that are zero were seen by `look`; the place where they began is known
         if (suspect := vanished(call, tensor, result.exact)) is None:
             drop(companions, VANISHED)
@@ -284,5 +284,5 @@ class ResultJudge:
         largest = largest if math.isfinite(largest) else largest_of(result.tensor)
         key = (result.call.where, dtype_name(result.tensor.dtype))
         if largest > self.largest.get(key, (-1.0, 0.0))[0]:
-            near = largest * _NEAR > largest_number(result.tensor.dtype)
+            near = largest * _HEADROOM_FACTOR > largest_number(result.tensor.dtype)
             self.largest[key] = largest, largest_input(result.call) if near else 0.0

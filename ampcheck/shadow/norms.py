@@ -12,7 +12,7 @@ from ampcheck.facts.values import CompanionStore
 from ampcheck.records.results import FLOOR, JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
 from ampcheck.shadow.bounds import SIXTEEN, floor_of
 
-_PART = 1 << 22
+_CHUNK_ELEMENTS = 1 << 22
 """Elements of a part."""
 
 _FLUSHES = format_of("float16").unit_roundoff
@@ -69,7 +69,7 @@ def _parts(tensor: torch.Tensor, store: CompanionStore) -> Iterator[tuple[torch.
     tensor = tensor.detach()
     rows = store.of(tensor).rows
     length = len(tensor) if tensor.dim() else 1
-    step = max(1, length * _PART // max(1, tensor.numel()))
+    step = max(1, length * _CHUNK_ELEMENTS // max(1, tensor.numel()))
     if rows is None:
         exact = store.exact(tensor)
         yield from (

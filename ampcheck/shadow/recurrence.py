@@ -22,7 +22,7 @@ _WINDOW = 256
 _RECURS = 4.0
 """Errors in a window that no accident explains: a sound op has them in fewer than one of 1,000 executions."""
 
-_FAR = 32.0
+_EXCESS_FACTOR = 32.0
 """The factor beyond its limit from which one error counts."""
 
 _BY_CHANCE = frozenset((ROUNDING, CANCELLATION, DRIFT))
@@ -46,7 +46,7 @@ class Recurrence:
         seen = fault.examination
         if fault.kind == OVERFLOW:
             self._overflows[fault.key] = self._overflows.get(fault.key, (0, 0))[0] + 1, self._executions(fault.key)
-        far = seen.lost or seen.error > _FAR * seen.limit
+        far = seen.lost or seen.error > _EXCESS_FACTOR * seen.limit
         if fault.kind not in _BY_CHANCE or accumulates or runs <= _FIRST or far:
             self._recurrent.add(fault.key)
             return

@@ -38,7 +38,7 @@ _OF_TORCH: Mapping[type, str] = {
 """Where `Reached` keeps the objects of a type."""
 _KINDS = tuple(_OF_TORCH)
 
-_REACHED = 20_000
+_VALUE_LIMIT = 20_000
 """A step that reaches more values than this contains data, or a whole program."""
 
 _LARGE = 1 << 26
@@ -100,7 +100,7 @@ def _follow(
         path, value = waiting.popleft()
         if id(value) in seen or type(value) in ProxyTypes or _is_namespace(value):  # a proxy's object is reached itself
             continue
-        if len(seen) - before > _REACHED:
+        if len(seen) - before > _VALUE_LIMIT:
             reached.unseen = True
             break
         seen[id(value)] = value  # kept alive: its id is not reused

@@ -40,7 +40,7 @@ _SECONDS = 60.0
 _WAIT = 300.0
 """Wall time for a lock, and for the first steps of a training script; a busy machine needs minutes for seconds."""
 
-_ALL = 600.0
+_TOTAL_SECONDS = 600.0
 """Wall time for all of them: what waits uses no CPU time."""
 
 _OFFLINE = {
@@ -161,7 +161,7 @@ def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show:
     ready = [each for each in candidates if each.attempts]
     lacking = [Tried(each, error=f"required: {', '.join(each.missing)}") for each in candidates if not each.attempts]
     paths = [str(copy / root) for root in dict.fromkeys(candidate.root for candidate in candidates)]
-    tried, end = list[Tried](), time.monotonic() + _ALL
+    tried, end = list[Tried](), time.monotonic() + _TOTAL_SECONDS
     for candidate in ready:
         show(f"trying {candidate.title} in a copy")
         attempts, left = list(map(asdict, candidate.attempts)), max(end - time.monotonic(), 0.0)
@@ -181,7 +181,7 @@ def try_all(copy: Path, candidates: Sequence[Candidate], process: Process, show:
 def _reason(error: UsageError) -> str:
     """Why nothing is tried after this, in a line."""
     if isinstance(error, WorkerEndedError) and error.why == TIME:
-        return f"all candidates together took longer than {_ALL:g} s"
+        return f"all candidates together took longer than {_TOTAL_SECONDS:g} s"
     first, *printed = str(error).splitlines()
     return ": ".join((first.removesuffix("; it printed last:"), *(line.strip() for line in printed[-1:])))
 

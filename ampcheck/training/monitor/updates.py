@@ -19,7 +19,7 @@ from ampcheck.training.monitor.sums import ParameterStats, Rows
 
 _SAMPLE = 4096
 
-_FAR = 0.25
+_DROPPED_SHARE = 0.25
 """An update of this part of the spacing is one that rounding to nearest drops, also if it is twice as large."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -89,7 +89,7 @@ def expected_moves(
     """
     old, slope = _sample(before).double(), _sample(gradient).double()
     share = _step_size(slope, group, state, before.shape) / spacing(old, format_of(before.dtype))
-    far = (slope != 0) & (share < _FAR)
+    far = (slope != 0) & (share < _DROPPED_SHARE)
     return torch.stack(((share * far).sum(), (far & (_sample(after) != _sample(before))).sum().double()))
 
 

@@ -19,7 +19,7 @@ from ampcheck.torchtools.private import CAST
 from ampcheck.torchtools.pytree import map_tensors
 from ampcheck.training.tf32.settings import relative_error
 
-_LOST = 13
+_LOST_BITS = 13
 """TF32 keeps 10 of the 23 bits of a float32 mantissa: operands that lost fewer bits are more precise."""
 
 
@@ -131,7 +131,7 @@ class OperandWatch(OpSubscriber):
             for tensor in pair
             if (origin := self._origin(tensor))
         ]
-        reduced = [(tensor, origin, bits) for tensor, origin, bits in origins if bits >= _LOST]
+        reduced = [(tensor, origin, bits) for tensor, origin, bits in origins if bits >= _LOST_BITS]
         if not reduced:
             return
         error = None
@@ -159,7 +159,7 @@ def _lost_bits(value: torch.Tensor, origin: torch.Tensor) -> int:
         return 0
     bits, before = (tensor.contiguous().view(torch.int32) & (2**23 - 1) for tensor in (value.detach(), origin))
     zeros = next((count - 1 for count in range(1, 24) if bool((bits & (2**count - 1)).any())), 23)
-    if not _LOST <= zeros < 23:
+    if not _LOST_BITS <= zeros < 23:
         return 0
     if float(((before & (2**zeros - 1)) != 0).float().mean()) < 0.5:
         return 0

@@ -144,7 +144,7 @@ called = 0
 
 
 def test_the_walk_ends_and_what_is_near_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachable, "_REACHED", 100)
+    monkeypatch.setattr(reachable, "_VALUE_LIMIT", 100)
     far: list[Any] = []
     chain: Any = far
     for _ in range(1000):
