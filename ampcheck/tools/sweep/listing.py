@@ -84,7 +84,10 @@ def _expanded(target: str, families: Callable[[str], Mapping[str, str]]) -> Iter
 def _members(collection: str) -> Mapping[str, str]:
     """The names of a collection with their families, loaded in a process of its own."""
     with Worker("ampcheck.tools.sweep.child_process", name=collection) as worker:
-        return dict(worker.ask("members", collection=collection))
+        try:
+            return dict(worker.ask("members", collection=collection))
+        except UsageError as error:  # it names the collection itself, unless the worker has ended
+            raise UsageError(str(error).removeprefix(f"{collection}: ")) from error
 
 
 def _families(collection: str) -> Mapping[str, str]:

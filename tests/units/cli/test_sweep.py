@@ -346,7 +346,7 @@ def test_a_sweep_that_judged_nothing_is_no_success(sweep: Any, folder: Path) -> 
         (["list.txt", "--memory", "nan"], "--memory"),
         (["list.txt", "--out", "list.txt"], "the results of a sweep need a folder; list.txt is a file"),
         (["list.txt", "--markdown", "no/where.md"], "there is no folder no"),
-        (["models.py:nothing"], "models.py has no 'nothing'"),
+        (["models.py:nothing"], "ampcheck: models.py has no 'nothing'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_written(
