@@ -184,7 +184,12 @@ def _sweep(options: argparse.Namespace) -> int:
         run = sweep_run(swept, len(own))
         run = replace(run, title=f"shard {options.shard}: {run.title}") if shard else run
         tables = _TABLES if shard is None else f"sweep-{shard[0]}-of-{shard[1]}.md"
-        if found:
+        if not folder.is_current():
+            other = "has another sweep by now, which `ampcheck report` shows"
+            with out:
+                print(f"{folder.folder} {other}: name another --results to keep the two apart")
+            tables = ""
+        elif found:
             folder.folder.write(tables, tables_of(run))
         show, failed = partial(_show, run, swept, options, tables), any(judged.failed for judged in found)
         code = finish(run, options, show, failed=failed, out=out)
@@ -340,5 +345,5 @@ def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace, tables_
     print_tables([*([brief_table(shown)] if shown else []), *tables])
     if len(shown) < len(swept):
         print(f"{counted(len(swept) - len(shown), 'targets')} without a finding: -v prints their rows, too")
-    where = f"; all tables: {options.results.rstrip('/')}/{tables_file}" if swept else ""
+    where = f"; all tables: {options.results.rstrip('/')}/{tables_file}" if swept and tables_file else ""
     print(f"{run.title}{where}")

@@ -121,6 +121,7 @@ class ResultFolder:
     def __init__(self, place: str | os.PathLike[str]) -> None:
         self.folder = Folder(place)
         self.reused = 0
+        self._manifest = ""
         self._digests = CodeDigests()
 
     def load(self, task: Task) -> Result | None:
@@ -165,7 +166,8 @@ class ResultFolder:
                 "give each shard the same list, code and options, or name another --results, or start over with --fresh"
             )
         count = sum(bool(self._data(before[each]["file"])) for each in stale)
-        self.folder.write(_MANIFEST, json.dumps({"schema": SCHEMA, "tasks": tasks}) + "\n")
+        self._manifest = json.dumps({"schema": SCHEMA, "tasks": tasks}) + "\n"
+        self.folder.write(_MANIFEST, self._manifest)
         sentences = []
         if count:
             text = f"{counted(count, 'results')} in {self.folder} {'was' if count == 1 else 'were'} found with other"
@@ -177,6 +179,12 @@ class ResultFolder:
                 "`ampcheck report` leaves out from now on: name another --results to keep the two sweeps apart"
             )
         return "\n".join(sentences)
+
+    def is_current(self) -> bool:
+        """Return whether no other sweep has begun here since `begin`, as it may at a URL; True before it."""
+        with suppress(Exception):  # each file system has its own
+            return not self._manifest or self.folder.read(_MANIFEST) == self._manifest.encode()
+        return False
 
     def sweep(self) -> list[tuple[Target, str, Result | None]]:
         """Return the target of each task of the sweep, with its family, and with its result if that is there and sound.

@@ -259,6 +259,23 @@ def test_two_sweeps_at_once_into_one_folder_are_one_sentence_and_change_nothing(
     assert {path: path.read_bytes() for path in (tmp_path / "ampcheck-sweep").iterdir()} == before
 
 
+def test_a_sweep_that_another_has_replaced_at_a_url_says_so_and_writes_no_table(
+    ampcheck: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = ResultFolder.save
+
+    def save_as_another_begins(folder: ResultFolder, task: Task, result: Result) -> None:
+        save(folder, task, result)
+        ResultFolder("memory://both").begin([(Task(AUDIT, Target("other.py:f")), "")], shared=False)
+
+    monkeypatch.setattr(ResultFolder, "save", save_as_another_begins)
+    code, out, _ = ampcheck("sweep", "models.py:MODELS", "--only", "c", "--results", "memory://both")
+    said = "memory://both has another sweep by now, which `ampcheck report` shows: name another --results"
+    assert (code, said in out, "all tables" in out) == (2, True, False)
+    files = {path.rpartition("/")[2] for path in fsspec.filesystem("memory").ls("/both", False)}
+    assert "sweep.md" not in files
+
+
 def test_a_folder_without_room_for_a_lock_is_one_sentence(ampcheck: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "ampcheck-sweep" / ".lock").mkdir(parents=True)
     code, out, err = ampcheck("sweep", "models.py:MODELS", "--only", "c")
