@@ -16,6 +16,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Coverage, Run, Table
 from ampcheck.core.settings import resolve_limits
 from ampcheck.core.subject import Call, name_of
+from ampcheck.facts.memory import dtype_name
 from ampcheck.outcome.raising import verify
 from ampcheck.parity.calls import Side, side_of_target
 from ampcheck.parity.circumstances import Circumstance
@@ -24,6 +25,7 @@ from ampcheck.parity.invariances import as_circumstance
 from ampcheck.parity.recorded import Recorded, load_record
 from ampcheck.parity.tokens import Tokens
 from ampcheck.records.parity import Parity
+from ampcheck.torchtools.pytree import results
 
 
 def assert_parity(
@@ -113,6 +115,8 @@ def sides_of(
         raise UsageError(
             "a must be what runs, and b the circumstance in which it runs again; found them the other way round"
         )
+    if given := next((side for side in (a, b) if isinstance(side, type) and issubclass(side, Circumstance)), None):
+        raise UsageError(f"a circumstance must be an object; found the class {given.__name__}: give {given.__name__}()")
     first = _side(a, "a", call, modules=own, **options)
     circumstance = as_circumstance(b)
     if circumstance is None:
@@ -132,10 +136,12 @@ def sides_of(
 
 def _side(value: Any, name: str, call: Call | None, **options: Any) -> Subject:
     if isinstance(value, Recorded):
-        return replace(value, name=name)
+        return _as_recorded(replace(value, name=name), **options)
     if isinstance(value, (str, os.PathLike)):
         target = os.fspath(value)
-        return load_record(target, name) if target.endswith(".npz") else side_of_target(target, name, **options)
+        if target.endswith(".npz"):
+            return _as_recorded(load_record(target, name), **options)
+        return side_of_target(target, name, **options)
     if not callable(value):
         raise UsageError(
             f"{name} must be a module or function, a target or a recorded execution; found {type(value).__name__}"
@@ -147,11 +153,25 @@ def _side(value: Any, name: str, call: Call | None, **options: Any) -> Subject:
     return Side(name, value, call.args, call.kwargs, **options)
 
 
+def _as_recorded(
+    recorded: Recorded, *, dtype: torch.dtype | None, backward: bool, modules: Mapping[str, str]
+) -> Recorded:
+    """A record, compared as it was made: what runs no more takes no options."""
+    if modules:
+        raise UsageError(f"modules name those of two sides that run; {recorded.name} is a record, which has none")
+    if dtype is not None and dtype_name(dtype) != recorded.dtype:
+        how = f"was recorded under autocast to {recorded.dtype}" if recorded.dtype else "was recorded without a dtype"
+        raise UsageError(f"dtype must be that of a record, and {recorded.name} {how}; found {dtype_name(dtype)}")
+    return recorded if backward else recorded.without_gradients()
+
+
 def _call_of(args: Any, kwargs: Mapping[str, Any] | None) -> Call | None:
     if args is None:
         if kwargs is not None:
             raise UsageError("kwargs belong to args: give args=() where there are no positional ones")
         return None
+    if used_up := next((value for _, value in results((args, kwargs)) if isinstance(value, Iterator)), None):
+        raise UsageError(f"arguments must last for both sides; found a {type(used_up).__name__}: give a list")
     if isinstance(args, tuple):
         return Call(args, dict(kwargs or {}))
     if isinstance(args, Mapping) and all(isinstance(key, str) for key in args):

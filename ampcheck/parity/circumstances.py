@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -11,15 +11,21 @@ import torch
 
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.errors import UsageError
+from ampcheck.parity.arguments import (
+    Inputs,
+    has_dim,
+    is_as_long,
+    length_of,
+    map_named,
+    named_arguments,
+    own,
+    parts_of,
+    require_inputs,
+    require_parts,
+)
 from ampcheck.torchtools.pytree import map_tensors, tensors
 
 Function: TypeAlias = Callable[..., Any]
-Inputs: TypeAlias = Sequence[int | str] | None
-"""Arguments by position or keyword; None for all of them."""
-
-
-class TooSmallError(UsageError):
-    """There are no parts in these arguments that are smaller than the whole."""
 
 
 class Circumstance(ABC):
@@ -54,7 +60,8 @@ class Batch(Circumstance):
         assert_parity(model, Batch(3), (tokens,), relation="bitwise")  # batch-invariant kernels
 
     Tensors among the arguments whose dimension `dim` is as long as that of the first are split, others are passed
-    whole; `inputs` names those that are split, by position or keyword. Each output must have the rows along `dim`.
+    whole; `inputs` names those that are split, by position or keyword: `(0, "mask")`. Each output must have the rows
+    along `dim`.
     """
 
     size: int = 1
@@ -65,6 +72,7 @@ class Batch(Circumstance):
     def __post_init__(self) -> None:
         parse_integer(self.size, "size of Batch")
         _require_dim(self)
+        require_inputs(self)
 
     def _title(self) -> str:
         return "rows of a batch alone" if self.size == 1 else f"{self.size} rows of a batch at a time"
@@ -73,9 +81,9 @@ class Batch(Circumstance):
         """The function on parts of its batch, whose outputs are joined."""
 
         def in_parts(*args: Any, **kwargs: Any) -> Any:
-            return _joined(
-                [function(*a, **k) for a, k, _ in _parts(args, kwargs, self.size, self.dim, self.inputs)], self.dim
-            )
+            length = length_of(named_arguments(self, args, kwargs), self.dim)
+            parts = parts_of(args, kwargs, self.size, self.dim, self.inputs, length)
+            return own(_joined, [function(*a, **k) for a, k, _ in parts], self.dim)
 
         return in_parts
 
@@ -113,11 +121,11 @@ class Chunks(Circumstance):
         def in_chunks(*given: Any, **kwargs: Any) -> Any:
             sequence, args = _sequence(given, kwargs)
             state, outputs = None, []
-            _require_parts(sequence.shape[self.dim], self.size, self.dim)
-            for chunk in torch.split(sequence, self.size, self.dim):
-                output, state = step(_with(function, args, kwargs), chunk, state)
+            require_parts(sequence.shape[self.dim], self.size, self.dim)
+            for chunk in own(torch.split, sequence, self.size, self.dim):
+                output, state = _stepped(step(_with(function, args, kwargs), chunk, state))
                 outputs.append(output)
-            return _joined(outputs, self.dim)
+            return own(_joined, outputs, self.dim)
 
         return in_chunks
 
@@ -127,7 +135,7 @@ class Chunks(Circumstance):
 
         def whole(*given: Any, **kwargs: Any) -> Any:
             sequence, args = _sequence(given, kwargs)
-            return step(_with(function, args, kwargs), sequence, None)[0]
+            return _stepped(step(_with(function, args, kwargs), sequence, None))[0]
 
         return whole
 
@@ -151,6 +159,7 @@ class Microbatches(Circumstance):
     def __post_init__(self) -> None:
         parse_integer(self.count, "count of Microbatches", 2)
         _require_dim(self)
+        require_inputs(self)
 
     def _title(self) -> str:
         return f"{self.count} micro-batches"
@@ -159,17 +168,16 @@ class Microbatches(Circumstance):
         """The mean of what the function gives of its micro-batches."""
 
         def accumulated(*args: Any, **kwargs: Any) -> Any:
-            rows = _length(args, kwargs, self.dim)
-            parts = _parts(args, kwargs, -(-rows // self.count), self.dim, self.inputs)
-            total: Any = None
-            for a, k, share in parts:
+            rows = length_of(named_arguments(self, args, kwargs), self.dim)
+            losses = []
+            for a, k, share in parts_of(args, kwargs, -(-rows // self.count), self.dim, self.inputs, rows):
                 loss = function(*a, **k)
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                     raise UsageError(
                         f"Microbatches needs a function that returns a loss of one element; found {_shown(loss)}"
                     )
-                total = loss * share if total is None else total + loss * share
-            return total
+                losses.append((loss, share))
+            return own(_weighted_sum, losses)
 
         return accumulated
 
@@ -190,18 +198,18 @@ class Permutation(Circumstance):
         """The function of permuted inputs, its outputs in the order of before."""
 
         def permuted(*args: Any, **kwargs: Any) -> Any:
-            length = _length(args, kwargs, self.dim)
-            _require_parts(length, 1, self.dim)
+            length = length_of((args, kwargs), self.dim)
+            require_parts(length, 1, self.dim)
             order = torch.randperm(length, generator=torch.Generator().manual_seed(length))
             if torch.equal(order, torch.arange(length)):
                 order = order.roll(1)
 
             def shuffled(tensor: torch.Tensor, index: torch.Tensor = order) -> torch.Tensor:
-                return tensor.index_select(self.dim, index) if _is_as_long(tensor, self.dim, length) else tensor
+                return tensor.index_select(self.dim, index) if is_as_long(tensor, self.dim, length) else tensor
 
-            args, kwargs = map_named(shuffled, args, kwargs)
+            args, kwargs = own(map_named, shuffled, args, kwargs)
             back = order.argsort()
-            return map_tensors(lambda tensor: shuffled(tensor, back), function(*args, **kwargs))
+            return own(map_tensors, lambda tensor: shuffled(tensor, back), function(*args, **kwargs))
 
         return permuted
 
@@ -279,60 +287,15 @@ def _with(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Fu
     return lambda first, *more, **options: function(first, *(more or args), **{**kwargs, **options})
 
 
-def _length(args: Sequence[Any], kwargs: dict[str, Any], dim: int) -> int:
-    """The length along `dim` of the first tensor that has it."""
-    lengths = [t.shape[dim] for _, t in tensors((list(args), kwargs)) if has_dim(t, dim)]
-    if not lengths:
-        raise UsageError(f"no tensor among the arguments has a dimension {dim} to split")
-    return int(lengths[0])
+def _stepped(result: Any) -> tuple[Any, Any]:
+    """What a step returned. A tensor would be taken apart along its first dimension."""
+    if not (isinstance(result, (tuple, list)) and len(result) == 2):
+        raise UsageError(f"step of Chunks must return (output, state), with None for no state; found {_shown(result)}")
+    return result[0], result[1]
 
 
-def has_dim(tensor: torch.Tensor, dim: int) -> bool:
-    """Return whether a tensor has this dimension."""
-    return -tensor.dim() <= dim < tensor.dim()
-
-
-def _is_as_long(tensor: torch.Tensor, dim: int, length: int) -> bool:
-    return has_dim(tensor, dim) and tensor.shape[dim] == length
-
-
-def map_named(
-    function: Callable[[torch.Tensor], torch.Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    inputs: Inputs = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with `function` applied to each tensor of those that `inputs` names."""
-    mapped = {
-        key: map_tensors(function, value) if inputs is None or key in inputs else value
-        for key, value in (*enumerate(args), *kwargs.items())
-    }
-    return tuple(mapped[number] for number in range(len(args))), {key: mapped[key] for key in kwargs}
-
-
-def _parts(
-    args: Sequence[Any], kwargs: dict[str, Any], size: int, dim: int, inputs: Inputs
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any], float]]:
-    """The arguments in parts of `size` along `dim`, each with its share of the whole. inputs: those that are split."""
-    named = (*enumerate(args), *kwargs.items())
-    length = _length([value for key, value in named if inputs is None or key in inputs], {}, dim)
-    _require_parts(length, size, dim)
-    for start in range(0, length, size):
-        count = min(size, length - start)
-
-        def part(tensor: torch.Tensor, start: int = start, count: int = count) -> torch.Tensor:
-            return tensor.narrow(dim, start, count) if _is_as_long(tensor, dim, length) else tensor
-
-        yield *map_named(part, args, kwargs, inputs), count / length
-
-
-def _require_parts(length: int, size: int, dim: int) -> None:
-    """Raise where parts of `size` are the whole, which a comparison with itself says nothing of."""
-    if length <= size:
-        raise TooSmallError(
-            f"parts of {size} along dimension {dim} must be smaller than the whole; found a length of {length}: "
-            "give longer arguments or smaller parts"
-        )
+def _weighted_sum(terms: Sequence[tuple[torch.Tensor, float]]) -> Any:
+    return sum(value * weight for value, weight in terms)
 
 
 def _joined(outputs: Sequence[Any], dim: int) -> Any:

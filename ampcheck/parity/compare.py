@@ -11,14 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+import torch
 
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Where
+from ampcheck.core.text import listed
 from ampcheck.facts.sides import Change
+from ampcheck.parity.arguments import OwnOps
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
-from ampcheck.parity.functions import have_equal_bits, is_determined, is_mask, roundings_between
+from ampcheck.parity.functions import have_equal_bits, is_determined, roundings_between
 from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
 from ampcheck.parity.parting import Parting, find_parting, shared_values, walk_back
@@ -30,19 +34,18 @@ from ampcheck.parity.relations import (
     explained_by_digits,
     explained_by_tables,
     explained_by_ties,
-    in_order,
     other_formats,
     relate_results,
     rounded_to,
     uncompared,
 )
+from ampcheck.parity.structure import are_numbers, other_inputs, other_structure, unplaced
 from ampcheck.parity.ties import decided_by_ties
 from ampcheck.parity.tokens import Tokens, tokens_of
-from ampcheck.parity.trail import EVERY_SHAPE, Trail
+from ampcheck.parity.trail import EVERY_SHAPE, Record, Trail
 from ampcheck.parity.twins import run_with_twins
-from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
+from ampcheck.records.parity import AGREE, ANOTHER, COMPILED, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
 from ampcheck.records.results import Key
-from ampcheck.shadow.compare import Result
 
 RELATIONS = ("rounding", "function", "bitwise")
 """Relations that may be asked of two executions: equal exact values, each within its own bound; equal exact values
@@ -72,17 +75,23 @@ def compare(
         side.execution() if isinstance(side, Recorded) else execute(side, trail=Trail(bits=True) if bitwise else None)
         for side in (a, b)
     ]
-    _drop_gradients_of_one(runs)
-    parity = _other_structure(runs)
+    off = not torch.is_grad_enabled() and any(isinstance(side, Side) and side.backward for side in (a, b))
+    if off or any(run.backward_raised for run in runs):
+        _drop_gradients(runs)
+    parity = other_structure(runs)
     if parity is None:
         parity = _compare_bits((a, b), runs) if bitwise else _compare_functions((a, b), runs)
     if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
         parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
+    inputs = other_inputs(runs)
     notes = tuple(note for run in runs for note in run.notes) + tuple(other_formats(runs)) + tuple(uncompared(runs))
+    notes += ("gradients are not compared: gradients are off",) if off else ()
+    notes += (f"the inputs differ: {listed(inputs)}",) if inputs else ()
     tables = () if tokens is None else tokens_of(runs, tokens)
     notes += tuple(table.note for table in tables)
     count = len(common_keys(runs)) + len(runs[0].plain)
-    return replace(parity, notes=(*notes, *parity.notes), compared=count, tables=tables)
+    why = unplaced(parity, runs, recorded=any(isinstance(side, Recorded) for side in (a, b)), inputs=bool(inputs))
+    return replace(parity, notes=(*notes, *parity.notes), compared=count, tables=tables, unplaced=why)
 
 
 def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
@@ -94,9 +103,9 @@ def _sharing(a: Subject, b: Subject) -> tuple[Subject, Subject]:
     return replace(a, shared=shared), replace(b, shared=shared)
 
 
-def _drop_gradients_of_one(runs: Sequence[Execution]) -> None:
-    """Leave gradients out where the backward pass of one side raised."""
-    for run in runs if any(run.backward_raised for run in runs) else ():
+def _drop_gradients(runs: Sequence[Execution]) -> None:
+    """Leave gradients out, which one side could not take."""
+    for run in runs:
         run.results = {key: result for key, result in run.results.items() if key[0] != "gradient"}
 
 
@@ -162,46 +171,12 @@ def _another_before(kernel: KernelResult, runs: Sequence[Execution]) -> Parity |
     return Parity(ANOTHER, text, at=at, common=made_by)
 
 
-def _other_structure(runs: Sequence[Execution]) -> Parity | None:
-    """Two functions by what they return: other objects, other results, other shapes."""
-    a, b = runs
-    for path in sorted(a.plain.keys() | b.plain.keys()):
-        first, second = (repr(run.plain[path]) if path in run.plain else "missing" for run in runs)
-        if first != second and not _are_numbers(a.plain.get(path), b.plain.get(path)):
-            text = f"output {path}".rstrip()
-            return Parity(ANOTHER, f"{text} is {first[:80]} in a and {second[:80]} in b", key=text)
-    for key in in_order(a.results.keys() ^ b.results.keys()):
-        has, lacks = (a, b) if key in a.results else (b, a)
-        if not _may_be_absent(key, has.results[key], lacks):
-            return Parity(ANOTHER, f"only {has.side.name} gives {str_of(key)}", key=str_of(key))
-    for key in common_keys(runs):
-        shapes = [list(run.results[key].value.shape) for run in runs]
-        if shapes[0] != shapes[1]:
-            return Parity(ANOTHER, f"{str_of(key)} is of shape {shapes[0]} in a and {shapes[1]} in b", key=str_of(key))
-    return None
-
-
-def _may_be_absent(key: Key, result: Result, run: Execution) -> bool:
-    """Return whether a run may lack a result: its parameters and buffers have other names, masks and kernels no
-    backward."""
-    if key[0] == "gradient":
-        own = key[1].startswith("parameter ") and key[1] not in run.names
-        argument = run.arguments.get(key[1].removeprefix("argument "))
-        mask = argument is not None and is_mask(argument)
-        return bool(run.opaque) or own or mask or not bool(result.value.any())
-    return key[0] == "module" or (key[0] == "buffer" and str_of(key) not in run.names)
-
-
-def _are_numbers(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and isinstance(a, (bool, int, float))
-
-
 def _other_numbers(runs: Sequence[Execution], alike: float = _ALIKE) -> str:
     """Which number of Python the two return otherwise; "" for equal ones. Where exact decides, it is that of exact."""
     a, b = (run.plain for run in runs)
     for path, first in a.items():
         second = b.get(path)
-        if not _are_numbers(first, second) or repr(first) == repr(second):
+        if not are_numbers(first, second) or repr(first) == repr(second):
             continue
         if not (isinstance(first, float) and isinstance(second, float) and math.isclose(first, second, rel_tol=alike)):
             return f"output {path}".rstrip() + f" is {first!r} in a and {second!r} in b"
@@ -275,9 +250,17 @@ def _another(related: Relations, runs: Sequence[Execution]) -> Parity:
     more = f"; {len(related.differing) - 1} further results differ" if len(related.differing) > 1 else ""
     if len(trails) < 2:
         return Parity(ANOTHER, f"{str_of(key)}: {how}{more}", key=str_of(key))
-    parting = find_parting([trail.records for trail in trails], [run.records[key] for run in runs])
+    records = [_without_own_ops(trail.records) for trail in trails]
+    parting = find_parting(records, [run.records[key] for run in runs])
     text = f"{str_of(key)}: {how}; {_describe_parting(parting)}{more}"
     return Parity(ANOTHER, text, key=str_of(key), at=parting.at, common=parting.common[0])
+
+
+def _without_own_ops(records: Sequence[Record]) -> list[Record]:
+    """The records of a run, in which what a circumstance makes of arguments and outputs is made by no op: two functions
+    part elsewhere."""
+    own = OwnOps.__name__
+    return [replace(r, where=None) if r.where is not None and r.where.module == own else r for r in records]
 
 
 def _describe_parting(parting: Parting) -> str:
@@ -372,20 +355,31 @@ def _compare_bits(sides: Sequence[Subject], runs: Sequence[Execution]) -> Parity
     for key in keys:
         if not all(key in values for values in plain) or not have_equal_bits(*(values[key] for values in plain)):
             at = _first_other_bits(runs)
-            places = " and ".join(
-                str(place or f"no op that the shadow of {side} saw") for place, side in zip(at, "ab", strict=True)
-            )
-            return Parity(ANOTHER, f"{str_of(key)} has other bits; they part at {places}", key=str_of(key), at=at)
+            text = f"{str_of(key)} has other bits; {_describe_bits(sides, runs, at)}"
+            why = COMPILED if any(run.compiled_calls for run in runs) else ""
+            return Parity(ANOTHER, text, key=str_of(key), at=at, unplaced=why)
     if not keys and not _has_numbers(runs[0]):
         return Parity(UNDECIDED, "no result was compared")
     return Parity(AGREE, f"{len(keys)} results have equal bits")
+
+
+def _describe_bits(sides: Sequence[Subject], runs: Sequence[Execution], at: Sequence[Where | None]) -> str:
+    """Where bits part, or why no op is named."""
+    if any(isinstance(side, Recorded) for side in sides):
+        return "a record keeps the bits of results, and of no op"
+    texts = [f"they part at {' and '.join(str(place) for place in at if place)}"] if any(at) else []
+    for run, place in zip(runs, at, strict=True):
+        if place is None:
+            reason = "compiled code runs in eager mode while ops are followed" if run.compiled_calls else ""
+            texts.append(f"no op of {run.side.name} is named: {reason or 'the other side has each of its values'}")
+    return "; ".join(texts)
 
 
 def _first_other_bits(runs: Sequence[Execution]) -> tuple[Where | None, Where | None]:
     """The first op of each run whose result has bits that the other run does not have; None beside a record."""
     if any(run.trail is None for run in runs):
         return None, None
-    records = [run.trail.records for run in runs if run.trail is not None]
+    records = [_without_own_ops(run.trail.records) for run in runs if run.trail is not None]
     bits: list[Mapping[int, None]] = [dict.fromkeys(record.bits for record in run) for run in records]
     first, second = (
         next((r.where for r in run if r.where is not None and r.bits not in other), None)

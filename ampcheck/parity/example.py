@@ -79,5 +79,5 @@ def as_example(drawn: object) -> Example:
 def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (repr(tensor),)
-    bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return str(tensor.dtype), tuple(tensor.shape), tensor.stride(), bits
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return str(tensor.dtype), tuple(tensor.shape), tensor.stride(), values.view(torch.uint8).numpy().tobytes()

@@ -11,13 +11,25 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from ampcheck.core.errors import UsageError
-from ampcheck.parity.circumstances import Circumstance, Function, Inputs, has_dim, map_named
+from ampcheck.parity.arguments import (
+    Inputs,
+    VacuousError,
+    has_dim,
+    lengths_of,
+    map_named,
+    named_arguments,
+    own,
+    require_inputs,
+)
+from ampcheck.parity.circumstances import Circumstance, Function
 from ampcheck.parity.example import Example
+from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.pytree import map_tensors
 
 
@@ -38,10 +50,19 @@ class Invariance(Circumstance):
         """The function of changed arguments, with the change undone."""
 
         def of_changed(*args: Any, **kwargs: Any) -> Any:
-            example = self.changed(Example(args, kwargs))
-            return map_tensors(self.undone, function(*example.args, **example.kwargs))
+            example = Example(args, kwargs)
+            changed = own(self.changed, example)
+            with without_modes(), torch.no_grad():
+                if changed.key() == example.key():
+                    raise VacuousError(f"{self.name} must change an argument, and changes none: give others")
+            output = function(*changed.args, **changed.kwargs)
+            return own(map_tensors, partial(self._undone, changed=changed), output)
 
         return of_changed
+
+    def _undone(self, output: torch.Tensor, changed: Example) -> torch.Tensor:
+        """The same, of an output at these arguments."""
+        return self.undone(output)
 
 
 class _OfTensors(Invariance):
@@ -51,21 +72,13 @@ class _OfTensors(Invariance):
     inputs: Inputs
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.inputs, (tuple, list)) and len(self.inputs) > 0
-        if self.inputs is not None and not (listed and all(type(key) in (int, str) for key in self.inputs)):
-            raise UsageError(
-                f"inputs of an invariance must be positions or keywords, such as (0, 'mask'); found {self.inputs!r}"
-            )
+        require_inputs(self)
         if problem := self._refused():
             raise UsageError(f"{problem}; found {self!r}")
 
     def changed(self, example: Example) -> Example:
         """The changed arguments."""
-        here = [*range(len(example.args)), *example.kwargs]
-        if absent := [key for key in self.inputs or () if key not in here]:
-            raise UsageError(
-                f"inputs of an invariance must be arguments, here {', '.join(map(repr, here))}; found {absent[0]!r}"
-            )
+        named_arguments(self, *example.values)
         return Example(*map_named(self._changed, example.args, example.kwargs, self.inputs))
 
     def _refused(self) -> str:
@@ -75,6 +88,10 @@ class _OfTensors(Invariance):
     @abstractmethod
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
+    def _is_as_long(self, output: torch.Tensor, changed: Example, dim: int) -> bool:
+        """Return whether an output is as long as one of the changed arguments: one that is summed over is not."""
+        return has_dim(output, dim) and output.shape[dim] in lengths_of(named_arguments(self, *changed.values), dim)
+
     @property
     def _of(self) -> str:
         return f" of inputs {', '.join(map(repr, self.inputs))}" if self.inputs is not None else ""
@@ -82,7 +99,7 @@ class _OfTensors(Invariance):
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder(_OfTensors):
-    """Reversing the samples along `dim` of every input, or of those named, reverses them in every output."""
+    """Reversing the samples along `dim` of every input, or of those named, reverses them in every output as long."""
 
     dim: int = 0
     inputs: Inputs = None
@@ -93,9 +110,8 @@ class BatchOrder(_OfTensors):
     def _changed(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.flip(self.dim) if has_dim(tensor, self.dim) else tensor
 
-    def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """Reversed again."""
-        return self._changed(output)
+    def _undone(self, output: torch.Tensor, changed: Example) -> torch.Tensor:
+        return output.flip(self.dim) if self._is_as_long(output, changed, self.dim) else output
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +162,10 @@ class Shift(_OfTensors):
 
 @dataclass(frozen=True, slots=True)
 class Padding(_OfTensors):
-    """`count` elements of `value` behind the inputs along `dim` leave the other outputs as they are."""
+    """`count` elements of `value` behind the inputs along `dim` leave the other outputs as they are.
+
+    An output as long as a padded input loses what was added; any other stays as it is.
+    """
 
     dim: int = -1
     count: int = 1
@@ -167,11 +186,10 @@ class Padding(_OfTensors):
         sides[self.dim] = self.count
         return torch.cat([tensor, tensor.new_full(sides, self.value)], self.dim)
 
-    def undone(self, output: torch.Tensor) -> torch.Tensor:
-        """Outputs without what was added; an output without the dimension is unchanged."""
-        if not has_dim(output, self.dim):
+    def _undone(self, output: torch.Tensor, changed: Example) -> torch.Tensor:
+        if not self._is_as_long(output, changed, self.dim):
             return output
-        return output.narrow(self.dim, 0, max(0, output.shape[self.dim] - self.count))
+        return output.narrow(self.dim, 0, output.shape[self.dim] - self.count)
 
 
 @dataclass(frozen=True, slots=True)

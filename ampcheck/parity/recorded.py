@@ -40,7 +40,7 @@ class Recorded:
     """An execution as a file keeps it.
 
     run: with exact values that follow its decisions; own: where exact decides, of which both have the numbers.
-    failures: what the checks find in the run. environment: where it ran.
+    failures: what the checks find in the run. environment: where it ran. dtype: what autocast cast to, "" for none.
     """
 
     name: str
@@ -48,6 +48,15 @@ class Recorded:
     own: Execution
     failures: tuple[Finding, ...] = ()
     environment: Mapping[str, Scalar] = field(default_factory=dict)
+    dtype: str = ""
+
+    def without_gradients(self) -> Recorded:
+        """The same, without gradients."""
+        runs = [
+            replace(run, results={key: r for key, r in run.results.items() if key[0] != "gradient"})
+            for run in (self.run, self.own)
+        ]
+        return replace(self, run=runs[0], own=runs[1])
 
     def execution(self, *, own: bool = False) -> Execution:
         """One of the two, of a side with this name."""
@@ -59,13 +68,15 @@ def record(side: Side, limits: Limits | None = None) -> Recorded:
     run, own = execute(side), execute(side, independent=True)
     failures = tuple(failures_of(run, resolve_limits(limits)))
     run.plain = own.plain
-    return Recorded(side.name, run, own, failures, environment())
+    dtype = "" if side.dtype is None else dtype_name(side.dtype)
+    return Recorded(side.name, run, own, failures, environment(), dtype)
 
 
 def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
     """Write a record as `.npz`, whole or not at all."""
     arrays: dict[str, Any] = {}
     entries: list[dict[str, Any]] = []
+    arguments: list[list[str]] = []
     for group, results in (("results", recorded.run.results), ("own", recorded.own.results)):
         for key, result in results.items():
             number = str(len(entries))
@@ -77,6 +88,9 @@ def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
                 arrays[f"{number}.exact"] = result.reference.exact.numpy()
                 arrays[f"{number}.moved"] = result.reference.moved.numpy()
             entries.append(entry)
+    for place, (title, tensor) in enumerate(recorded.run.arguments.items()):
+        arrays[f"argument {place}"] = _bits(tensor.cpu())
+        arguments.append([title, dtype_name(tensor.dtype)])
     head = {
         "schema": SCHEMA,
         "name": recorded.name,
@@ -87,6 +101,8 @@ def save_record(recorded: Recorded, path: str | os.PathLike[str]) -> None:
             [path, "complex", str(v)] if isinstance(v, complex) else [path, "", tag_nonfinite(v)]
             for path, v in recorded.run.plain.items()
         ],
+        "dtype": recorded.dtype,
+        "arguments": arguments,
         "names": sorted(recorded.run.names),
         "notes": recorded.run.notes,
     }
@@ -105,11 +121,18 @@ def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
             for number, entry in enumerate(head["entries"]):
                 kind, title, step = entry["key"]
                 groups[entry["group"]][kind, title, step] = _result(entry, arrays, str(number))
+            if not groups["results"] or groups["results"].keys() != groups["own"].keys():
+                raise ValueError("no results, or not those of both runs")
             run = Run.from_json(head["run"])
             plain = {path: complex(v) if kind else untag_nonfinite(v) for path, kind, v in head["plain"]}
             execution = Execution(side=Side(name), results=groups["results"], plain=plain)
             execution.names, execution.notes = frozenset(head["names"]), list(head["notes"])
             execution.opaque.update(head["opaque"])
+            execution.arguments = {
+                path: _tensor(arrays[f"argument {number}"], dtype)
+                for number, (path, dtype) in enumerate(head.get("arguments", ()))
+            }
+            dtype = str(head.get("dtype", ""))
     except UsageError:
         raise
     except Exception as error:  # NumPy's and zip's own, and PyTorch's of values that do not fit
@@ -117,7 +140,7 @@ def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
         reason = unread(error) if isinstance(error, OSError) else damaged
         raise UsageError(f"no recorded execution could be read from {os.fspath(path)}: {reason}") from error
     failures = tuple(replace(finding, subject=name) for finding in run.findings)
-    return Recorded(name, execution, replace(execution, results=groups["own"]), failures, run.environment)
+    return Recorded(name, execution, replace(execution, results=groups["own"]), failures, run.environment, dtype)
 
 
 def _bits(tensor: torch.Tensor) -> Any:
@@ -127,12 +150,23 @@ def _bits(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
+def _tensor(array: Any, name: str) -> torch.Tensor:
+    """What `_bits` made an array of. Raises `ValueError` for an array of another dtype."""
+    tensor, dtype = torch.from_numpy(array), getattr(torch, name)
+    if tensor.numpy().dtype != _bits(torch.empty(0, dtype=dtype)).dtype:
+        raise ValueError(f"an array of {name} holds {tensor.dtype}")
+    return tensor.view(dtype)
+
+
 def _result(entry: Mapping[str, Any], arrays: Any, number: str) -> Result:
-    dtype = getattr(torch, entry["dtype"])
-    value = torch.from_numpy(arrays[f"{number}.value"])
-    value = value if value.dtype is dtype else value.view(dtype)
+    value = _tensor(arrays[f"{number}.value"], entry["dtype"])
     reference = None
     if "unit" in entry:
-        exact, moved = (torch.from_numpy(arrays[f"{number}.{side}"]) for side in ("exact", "moved"))
+        names = ("complex128", "complex64") if value.is_complex() else ("float64", "float32")
+        exact, moved = (
+            _tensor(arrays[f"{number}.{side}"], dtype) for side, dtype in zip(("exact", "moved"), names, strict=True)
+        )
+        if not exact.shape == moved.shape == value.shape:
+            raise ValueError("a result and its exact values have other shapes")
         reference = Reference(exact, moved, float(entry["unit"]))
     return Result(value, reference, int(entry["terms"]), int(entry["roundings"]))

@@ -127,12 +127,23 @@ def other_formats(runs: Sequence[Execution]) -> Iterator[str]:
             yield f"{str_of(key)} is rounded to {rounded[0]} on its way in a and to {rounded[1]} in b"
 
 
+def is_of_other_argument(key: Key, run: Execution) -> bool:
+    """Return whether a result is a gradient or a write of an argument that a run does not have by this name."""
+    kind, title, _ = key
+    name = title.removeprefix("argument ")
+    return kind in ("gradient", "written") and name != title and name not in run.arguments
+
+
 def uncompared(runs: Sequence[Execution]) -> Iterator[str]:
-    """A note on gradients of parameters, and on modules, that one side alone has by their names."""
+    """A note on gradients of parameters and arguments, and on modules, that one side alone has by their names."""
     own = runs[0].results.keys() ^ runs[1].results.keys()
     parameters = [key for key in own if key[0] == "gradient" and key[1].startswith("parameter ")]
     if parameters:
         yield f"gradients of {len(parameters)} parameters that one side alone names are not compared: see modules="
+    sides = {key: (runs[0], runs[1]) if key in runs[0].results else (runs[1], runs[0]) for key in in_order(own)}
+    for key in (key for key, (_, lacks) in sides.items() if is_of_other_argument(key, lacks)):
+        has, lacks = (run.side.name for run in sides[key])
+        yield f"{str_of(key)} of {has} is not compared, as {lacks} has no argument of this name"
     for key in sorted(key for key in own if key[0] == "module"):
         side, other = ("a", "b") if key in runs[0].results else ("b", "a")
         yield f"{str_of(key)} has a result in {side} alone: that of {other} was not called, or gives another structure"

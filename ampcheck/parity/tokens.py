@@ -15,6 +15,7 @@ from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Table
 from ampcheck.core.text import counted, listed
+from ampcheck.facts.memory import dtype_name
 from ampcheck.facts.norms import finite_parts
 from ampcheck.parity.execution import Execution
 from ampcheck.records.results import JUDGED_UNIT, MOVE
@@ -53,9 +54,11 @@ def tokens_of(runs: Sequence[Execution], tokens: Tokens) -> tuple[Table, ...]:
     results = [run.results.get(("output", path, 0)) for run in runs]
     a, b = (None if result is None or result.reference is None else finite_parts(result.value) for result in results)
     if a is None or b is None:
-        names = [repr(name) for kind, name, _ in runs[0].results if kind == "output"]
+        outputs = {key[1]: result for key, result in runs[0].results.items() if key[0] == "output"}
+        names = [repr(name) for name, result in outputs.items() if result.reference is not None]
+        of = f", which is {dtype_name(outputs[path].value.dtype)}" if path in outputs else ""
         raise UsageError(
-            f"tokens must be the path of an output of log-probabilities: {listed(names) or 'none'}; found {path!r}"
+            f"tokens must be the path of an output of log-probabilities: {listed(names) or 'none'}; found {path!r}{of}"
         )
     if a.shape != b.shape:
         return ()

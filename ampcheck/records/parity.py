@@ -10,6 +10,11 @@ from ampcheck.core.run import Finding, Scalar, Table, Where
 AGREE, ANOTHER, WRONG, UNDECIDED = "agree", "another function", "wrong", "undecided"
 """Outcomes of a comparison."""
 
+INPUTS, STRUCTURE, NUMBERS, RECORDED, COMPILED = "inputs", "structure", "numbers", "recorded", "compiled"
+"""Why a comparison that finds two functions names no op: the inputs differ; other results or shapes are returned; what
+differs are integers, which have no exact companions; a record keeps no ops;
+of compiled code bits are those of no op that is followed."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
@@ -50,7 +55,8 @@ class Parity:
     the result in which it shows. at: the op of `a` and that of `b`. common: the op of the last value that both have.
     roundings: the largest distance of two results, in unit roundoffs of the coarser format. compared: how many results
     were. failures: what the checks of one run say of a side that is wrong. kernels: how opaque ops were judged. pairs:
-    the results of both sides. tables: of the tokens of an output. notes: what else is to be known.
+    the results of both sides. tables: of the tokens of an output. notes: what else is to be known. unplaced: why no op
+    is named, "" where each value on the way is one that both have.
     """
 
     outcome: str
@@ -67,6 +73,7 @@ class Parity:
     pairs: tuple[ResultPair, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+    unplaced: str = ""
 
 
 PASSED, REFUSED, SAYS_NOTHING, LEFT_OUT, REPEATED = "passed", "refused", "says nothing", "left out", "repeated"

@@ -12,7 +12,8 @@ from ampcheck.autocast.missing import lacking
 from ampcheck.core.errors import brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Where
-from ampcheck.parity.circumstances import Circumstance, TooSmallError
+from ampcheck.parity.arguments import VacuousError
+from ampcheck.parity.circumstances import Circumstance
 from ampcheck.parity.example import Example
 from ampcheck.parity.functions import element_apart, exact_values
 from ampcheck.parity.invariances import Invariance
@@ -96,7 +97,7 @@ class Evaluator:
                 return [replace(p, kind=INVARIANCE, detail=f"{circumstance.name}: {p.kind}") for p in look.problems]
             first = self.runner.exact(before, circumstance.reference)
             second = self.runner.exact(before, circumstance.applied)
-        except TooSmallError:
+        except VacuousError:
             return []
         if first is None or second is None:
             return []

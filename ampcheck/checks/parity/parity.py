@@ -23,7 +23,18 @@ from collections.abc import Iterator
 from ampcheck.core.check import Check, Evidence
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding
-from ampcheck.records.parity import AGREE, ANOTHER, UNDECIDED, WRONG, Parity
+from ampcheck.records.parity import (
+    AGREE,
+    ANOTHER,
+    COMPILED,
+    INPUTS,
+    NUMBERS,
+    RECORDED,
+    STRUCTURE,
+    UNDECIDED,
+    WRONG,
+    Parity,
+)
 
 CHECK = Check(
     "parity",
@@ -45,7 +56,14 @@ _HINTS = {
     WRONG: "sum in float32, and round once, at the end",
     UNDECIDED: "give inputs that determine the results: no zeros, more than one row, data that do not cancel",
 }
-_UNPLACED = "compare what each side returns; two sides that run in one comparison, and no record, have their ops named"
+_UNPLACED = {
+    INPUTS: "give both sides the same inputs",
+    STRUCTURE: "let both return the same: wrap one of them in a function that returns what the other does",
+    NUMBERS: "return what the number is computed from as well: tensors of floating point have their ops named",
+    RECORDED: "compare what each side returns; two sides that run in one comparison have their ops named",
+    COMPILED: "compare by rounding: bits of compiled code are those of no op of eager mode",
+    "": "compare which values each side returns, and in which order: both have those on the way",
+}
 
 
 def check(parity: Parity, limits: Limits) -> Iterator[Finding]:
@@ -60,7 +78,7 @@ def check(parity: Parity, limits: Limits) -> Iterator[Finding]:
         yield CHECK.undecided(parity.subject, message, hint=hint)
         return
     if parity.outcome == ANOTHER and parity.at == (None, None):
-        hint = _UNPLACED
+        hint = _UNPLACED[parity.unplaced]
     evidence: Evidence = {"hint": parity.failures[0].hint or hint if parity.failures else hint}
     if (where := parity.at[1] or parity.at[0]) is not None:
         evidence["where"] = where

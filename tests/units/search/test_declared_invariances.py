@@ -129,3 +129,9 @@ def test_an_object_with_the_methods_of_an_invariance_is_one() -> None:
     options = SearchOptions(examples=5)
     run = assert_property(torch.tanh, inputs, compile=False, options=options, invariances=(Odd(),))  # type: ignore[arg-type]
     assert "odd held" in next(f.message for f in run.findings if f.check == "property-invariance")
+
+
+def test_a_search_passes_over_examples_that_an_invariance_does_not_change() -> None:
+    judge = evaluator(torch.tanh, torch.ones(1, 3, dtype=torch.float16), invariances=(BatchOrder(), Shift(0.0)))
+    assert judge.look(Example((torch.ones(1, 3, dtype=torch.float16),))).problems == []
+    assert not judge.counts
