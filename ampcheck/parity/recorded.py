@@ -145,6 +145,7 @@ def load_record(path: str | os.PathLike[str], name: str) -> Recorded:
 
 def _bits(tensor: torch.Tensor) -> Any:
     """The values as NumPy has them; formats that it lacks as integers of the same bits."""
+    tensor = tensor.resolve_conj().resolve_neg()
     if tensor.dtype.itemsize == 1 and tensor.is_floating_point():
         return tensor.contiguous().view(torch.uint8).numpy()
     return tensor.contiguous().view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()

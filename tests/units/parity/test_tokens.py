@@ -82,6 +82,8 @@ def test_a_token_that_is_lost_is_beyond_and_comes_first() -> None:
 def test_tokens_name_an_output() -> None:
     with pytest.raises(UsageError, match="tokens must be the path of an output of log-probabilities: 'logprobs'"):
         assert_parity(logprobs, logprobs, (HIDDEN,), tokens="")
+    with pytest.raises(UsageError, match=r"log-probabilities: none; found '', which is int64$"):
+        assert_parity(lambda x: x.argmax(-1), lambda x: x.argmax(-1), (HIDDEN,), tokens="")
 
 
 SIDES = """
