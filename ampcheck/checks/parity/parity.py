@@ -58,7 +58,7 @@ _HINTS = {
 }
 _UNPLACED = {
     INPUTS: "give both sides the same inputs",
-    STRUCTURE: "let both return the same: wrap one of them in a function that returns what the other does",
+    STRUCTURE: "let both give the same results: wrap one in a function that returns, writes or detaches as the other",
     NUMBERS: "return what the number is computed from as well: tensors of floating point have their ops named",
     RECORDED: "compare what each side returns; two sides that run in one comparison have their ops named",
     COMPILED: "compare by rounding: bits of compiled code are those of no op of eager mode",

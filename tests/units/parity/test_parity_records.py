@@ -104,8 +104,8 @@ def test_gradients_are_compared_where_gradients_are_on(ours: Path) -> None:
 def test_what_no_op_is_named_for_has_a_hint_of_its_own(ours: Path) -> None:
     x = torch.randn(4, 8)
     hints: list[tuple[Any, Any, str]] = [
-        (lambda x: (x, x * 2), lambda x: {"y": x, "z": x * 2}, "let both return the same"),
-        (lambda x: x.sum(0), lambda x: x.sum(1), "let both return the same"),
+        (lambda x: (x, x * 2), lambda x: {"y": x, "z": x * 2}, "let both give the same results"),
+        (lambda x: x.sum(0), lambda x: x.sum(1), "let both give the same results"),
         (lambda x: 3, lambda x: 4, "return what the number is computed from as well"),
         (lambda x: x.argmax(1), lambda x: x.argmin(1), "return what the number is computed from as well"),
     ]
