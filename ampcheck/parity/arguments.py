@@ -1,4 +1,4 @@
-"""What a circumstance does to arguments: those that `inputs` names are changed, or taken in parts."""
+"""Arguments under a circumstance: those that `inputs` names are changed, or taken in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VacuousError(UsageError):
 
 
 class OwnOps(torch.nn.Module):
-    """What runs inside belongs to the circumstance: by this module, findings tell its ops from those of a function."""
+    """Runs code of the circumstance: by this module, findings tell its ops from those of a function."""
 
     def forward(self, run: Callable[[], Any]) -> None:
         """Run it; a result would be one of the function."""
@@ -31,7 +31,7 @@ class OwnOps(torch.nn.Module):
 
 
 def own(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function of a circumstance returns, whose ops are its own."""
+    """Return the result of a function of a circumstance, whose ops are its own."""
     returned: list[Any] = []
     OwnOps()(lambda: returned.append(function(*args)))
     return returned[0]

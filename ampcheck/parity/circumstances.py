@@ -288,7 +288,7 @@ def _with(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Fu
 
 
 def _stepped(result: Any) -> tuple[Any, Any]:
-    """What a step returned. A tensor would be taken apart along its first dimension."""
+    """Return the output and the state of a step. A tensor would be taken apart along its first dimension."""
     if not (isinstance(result, (tuple, list)) and len(result) == 2):
         raise UsageError(f"step of Chunks must return (output, state), with None for no state; found {_shown(result)}")
     return result[0], result[1]

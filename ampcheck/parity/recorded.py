@@ -152,7 +152,7 @@ def _bits(tensor: torch.Tensor) -> Any:
 
 
 def _tensor(array: Any, name: str) -> torch.Tensor:
-    """What `_bits` made an array of. Raises `ValueError` for an array of another dtype."""
+    """Inverse of `_bits`. Raises `ValueError` for an array of another dtype."""
     tensor, dtype = torch.from_numpy(array), getattr(torch, name)
     if tensor.numpy().dtype != _bits(torch.empty(0, dtype=dtype)).dtype:
         raise ValueError(f"an array of {name} holds {tensor.dtype}")

@@ -1,4 +1,4 @@
-"""What two executions return, write and are given: other objects, results or shapes are no question of rounding."""
+"""Compares what two executions return, write and get: other objects, results or shapes are no rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ampcheck.records.results import Key
 from ampcheck.shadow.compare import Result
 
 _ROUNDINGS = 2.0
-"""How many roundings of the coarser format two inputs may be apart that are roundings of one number."""
+"""Distance of two roundings of one number, at most, in roundings of the coarser format."""
 
 
 def other_structure(runs: Sequence[Execution]) -> Parity | None:
