@@ -11,7 +11,8 @@ measured again, unless it is named; rows of others are not changed. The machine 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,13 +20,14 @@ from typing import Any
 import torch
 from _evidence import Row, Rows, grouped, is_current, options_of, read_rows, write_rows
 from bench_matrix import CHEAPER, EVIDENCE, GAIN, KEPT, NOTHING, rows, slug, table_rows
-from speed_subjects import sized
+from speed_subjects import SIZES, sized
 
 from ampcheck.compiled.graph.judge import measure_graph
 from ampcheck.compiled.options import CompileOptions
 from ampcheck.core.run import Table
 from ampcheck.records.speed import EFFECT, SpeedStats
 from ampcheck.records.startup import COLD, REGIONAL
+from ampcheck.speed.clock import WallClock
 from ampcheck.speed.compiling import many_compilations
 from ampcheck.speed.options import SpeedOptions
 from ampcheck.speed.paired import fingerprint, measure_speed
@@ -34,13 +36,25 @@ from ampcheck.speed.startup.measure import measure_startup
 from ampcheck.speed.steps import StepConfig, step_of
 from ampcheck.speed.verdict import paired_ratio
 
+
+class ProcessorClock(WallClock):
+    """Seconds of a processor, which others on the machine lengthen less."""
+
+    def block(self, call: Callable[[], object], calls: int) -> float:
+        begin = time.process_time()
+        for _ in range(calls):
+            call()
+        return time.process_time() - begin
+
+
 STARTS = ("deep", "deep_training")
 SHAPES = ("fixed", "varying")
 
 
 def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Full and regional compilation in fresh processes, and their steady states in one."""
-    target = f"{Path(__file__).with_name('speed_subjects.py')}:{name}" + ("" if options.size == "small" else "_large")
+    suffix = "" if options.size == "small" else f"_{options.size}"
+    target = f"{Path(__file__).with_name('speed_subjects.py')}:{name}{suffix}"
     stats = measure_startup(
         target,
         SpeedOptions(
@@ -57,7 +71,8 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
     configs = {"eager": StepConfig(), "full": StepConfig("default"), "regional": StepConfig("default", regional=True)}
     with many_compilations(options.device):
         arms = {arm: step_of(subject, config, device=options.device) for arm, config in configs.items()}
-        times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget)
+        clock = ProcessorClock() if options.processor else None
+        times = measure_speed(arms, subject=subject.name, device=options.device, budget=options.budget, clock=clock)
     costs = {arm.name: median(stats.cost(arm)) for arm in stats.arms}
     return {
         "regional": regional_row(times, costs[COLD], costs[REGIONAL]),
@@ -165,28 +180,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subjects", nargs="*", default=[], metavar="SUBJECT", help="of: " + ", ".join(STARTS + SHAPES))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--size", default="small", choices=("small", "large"))
+    parser.add_argument("--size", default="small", choices=tuple(SIZES), help="medium has equal blocks alone")
     parser.add_argument("--cold", type=int, default=3, help="launches with empty caches (%(default)s)")
     parser.add_argument(
         "--warm", type=int, default=3, help="launches with warm caches, and with artifacts (%(default)s)"
     )
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of timed blocks a subject (%(default)g)")
+    parser.add_argument("--processor", action="store_true", help="pair seconds of a processor: on a busy CPU")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--json", type=Path, metavar="PATH", help="by default compile_cost_DEVICE.json in reports/evidence"
     )
     options = parser.parse_args()
-    if unknown := [name for name in options.subjects if name not in STARTS + SHAPES]:
-        parser.error(f"there is no subject {unknown[0]!r}; there are {', '.join(STARTS + SHAPES)}")
+    names = STARTS if options.size == "medium" else STARTS + SHAPES
+    if unknown := [name for name in options.subjects if name not in names]:
+        parser.error(f"there is no subject {unknown[0]!r} in this size; there are {', '.join(names)}")
     torch.set_num_threads(options.threads)
     path = options.json or EVIDENCE / f"compile_cost_{slug(options.device)}.json"
     if not path.parent.is_dir():
         parser.error(f"there is no folder {path.parent} for the evidence")
     held = read_rows(path)
     asked = {name: getattr(options, name) for name in ("budget", "cold", "warm", "threads")}
+    asked |= {"clock": "of the processor"} if options.processor else {}
     known = fingerprint(options.device)
     mine = {name for (size, name), row in held.items() if size == options.size and is_current(row, asked, known)}
-    for name in options.subjects or [name for name in STARTS + SHAPES if name not in mine]:
+    for name in options.subjects or [name for name in names if name not in mine]:
         print(name, flush=True)
         figures = started(name, options) if name in STARTS else shaped(name, options)
         own = {"size": options.size, "name": name, "options": asked, "fingerprint": known}

@@ -13,13 +13,18 @@ LENGTHS = (24, 32, 40, 48)
 """Of the calls whose shapes vary, in characters."""
 
 
+SIZES = {"small": (8, 128, 4, 4, 48), "medium": (12, 768, 12, 1, 128), "large": (24, 1024, 16, 16, 512)}
+"""Equal blocks, their width and heads, sequences and their length. On a CPU calls dominate the first and kernels the
+second; the third is for a large GPU."""
+
+
 def _frozen(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def _deep(*, large: bool, trains: bool) -> Subject:
+def _deep(size: str, *, trains: bool) -> Subject:
     torch.manual_seed(0)
-    layers, width, heads, many, length = (24, 1024, 16, 16, 512) if large else (8, 128, 4, 4, 48)
+    layers, width, heads, many, length = SIZES[size]
     model = CharTransformer(layers=layers, width=width, heads=heads, length=length)
     name = f"{layers} blocks, {'training' if trains else 'inference'}"
     loss: Any = _own_loss if trains else None
@@ -32,21 +37,28 @@ def _own_loss(output: Any) -> torch.Tensor:
 
 
 def deep() -> Subject:
-    """Eight equal blocks."""
-    return _deep(large=False, trains=False)
+    """Equal blocks."""
+    return _deep("small", trains=False)
 
 
 def deep_training() -> Subject:
-    return _deep(large=False, trains=True)
+    return _deep("small", trains=True)
+
+
+def deep_medium() -> Subject:
+    return _deep("medium", trains=False)
+
+
+def deep_training_medium() -> Subject:
+    return _deep("medium", trains=True)
 
 
 def deep_large() -> Subject:
-    """Twenty-four equal blocks, for a large GPU."""
-    return _deep(large=True, trains=False)
+    return _deep("large", trains=False)
 
 
 def deep_training_large() -> Subject:
-    return _deep(large=True, trains=True)
+    return _deep("large", trains=True)
 
 
 def varying() -> Subject:
@@ -79,5 +91,5 @@ def fixed_large() -> Subject:
 
 def sized(name: str, size: str) -> Subject:
     """One of the above by its name and size."""
-    subject: Subject = globals()[name if size == "small" else f"{name}_large"]()
+    subject: Subject = globals()[name if size == "small" else f"{name}_{size}"]()
     return subject

@@ -87,6 +87,10 @@ _SHADOW: dict[str, Mechanism] = {
     "accumulators": Mechanism(
         "the bound of values that build on themselves", {"shadow.judged_results:_ACCUMULATES": 10**9}
     ),
+    "bounds": Mechanism(
+        "bounds of clamps that decide or cut off",
+        {"shadow.guards:bound_that_decides": NOTHING, "shadow.guards:end_that_cuts": NOTHING},
+    ),
     "flushed-8-bits": Mechanism("subnormals of 8 bits", {"shadow.bounds:_is_flushed": NO}),
     "nonfinite-exact": Mechanism("ops that make exact infinite or NaN", {"shadow.cause:makes_nonfinite": NO}),
     "lost-updates": Mechanism("what vanished from an update", {"shadow.updates:UpdateJudge._vanish": NOTHING}),

@@ -1,4 +1,4 @@
-"""The hook of mkdocs that writes what is generated: the front page, the checks, the evidence and the reference.
+"""The hook of mkdocs that writes what is generated: the front page, the checks, the lists of evidence, the reference.
 
 Pages link to files of the repository, so that they can be read there; links to what the site generates are replaced.
 """
@@ -55,14 +55,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point links to generated pages, and to files that the site lacks, to where they are."""
+    """Point links to generated pages, and to files that the site lacks, to where they are; list the evidence."""
+    if page.file.src_uri == "evidence.md":
+        markdown += _evidence()
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+reports/evidence/(\w+)\.md\)", rf"]({up}evidence/\1.md)", markdown)
     return re.sub(r"\]\((?:\.\./)+ampcheck/checks\)", f"]({up}checks.md)", markdown)
 
 
 def _generated() -> dict[str, str]:
-    pages = {"index.md": _front(), "checks.md": _checks(), "api.md": _api(), "evidence.md": _evidence()}
+    pages = {"index.md": _front(), "checks.md": _checks(), "api.md": _api()}
     pages |= {f"checks/{check.slug}.md": _check(check) for check in REGISTRY.values()}
     for path in _measured():
         pages[f"evidence/{path.name}"] = path.read_text(encoding="utf-8")
@@ -135,8 +137,8 @@ def _evidence() -> str:
         command = next((line for line in text.splitlines() if line.startswith("`")), "")
         rows.append(f"| [{path.stem}](evidence/{path.name}) | {command} |\n")
     return (
-        "# Evidence\n\nError rates, costs and judged models. Each table is written by the command beside it, and names "
-        "the versions and the hardware.\n\n| figures | written by |\n|---|---|\n" + "".join(rows)
+        "\n## Everything that is measured\n\nError rates, costs and judged models, each written by the command beside "
+        "it.\n\n| figures | written by |\n|---|---|\n" + "".join(rows)
     )
 
 
