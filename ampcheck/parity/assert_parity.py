@@ -128,10 +128,8 @@ def sides_of(
     if circumstance.splits and relation == "bitwise":  # what parts add up to has other bits
         first = replace(first, backward=False)
     assert first.function is not None
-    function = first.function
-    return replace(first, function=circumstance.reference(function)), replace(
-        first, name="b", function=circumstance.applied(function), modules={}
-    )
+    whole, applied = circumstance.sides(first.function)
+    return replace(first, function=whole), replace(first, name="b", function=applied, modules={})
 
 
 def _side(value: Any, name: str, call: Call | None, **options: Any) -> Subject:

@@ -51,6 +51,10 @@ class Circumstance(ABC):
         """Return what it is compared with: the function itself."""
         return function
 
+    def sides(self, function: Function) -> tuple[Function, Function]:
+        """What it is compared with, which runs first, and the function in this circumstance."""
+        return self.reference(function), self.applied(function)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch(Circumstance):

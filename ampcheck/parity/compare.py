@@ -266,7 +266,8 @@ def _without_own_ops(records: Sequence[Record]) -> list[Record]:
 def _describe_parting(parting: Parting) -> str:
     text = "they part from the arguments on"
     if len(parting.common) > 1:
-        text = "the last values that both have are made by {} in a and by {} in b".format(*parting.common)
+        first, second = (place or "the circumstance" for place in parting.common)
+        text = f"the last values that both have are made by {first} in a and by {second} in b"
     elif parting.common[0] is not None:
         text = f"the last value that both have is made by {parting.common[0]}"
     for side, where in zip("ab", parting.at, strict=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,7 +31,11 @@ from ampcheck.parity.arguments import (
 from ampcheck.parity.circumstances import Circumstance, Function
 from ampcheck.parity.example import Example
 from ampcheck.torchtools.private import without_modes
-from ampcheck.torchtools.pytree import map_tensors
+from ampcheck.torchtools.pytree import map_tensors, tensors
+
+_SHAPES = ContextVar[tuple[Function | None, dict[str, torch.Size]]]("shapes", default=(None, {}))
+"""A function that ran with the arguments as they are, and the shapes of its outputs by their paths: what a closure
+holds is restored after a run."""
 
 
 class Invariance(Circumstance):
@@ -46,22 +51,26 @@ class Invariance(Circumstance):
         """An output at the changed arguments, with the change undone."""
         return output
 
-    def applied(self, function: Function) -> Function:
-        """The function of changed arguments, with the change undone."""
+    def applied(self, function: Function, whole: Function | None = None) -> Function:
+        """The function of changed arguments, with the change undone. whole: what ran before, with those as they are."""
 
         def of_changed(*args: Any, **kwargs: Any) -> Any:
             example = Example(args, kwargs)
             changed = own(self.changed, example)
             with without_modes(), torch.no_grad():
                 if changed.key() == example.key():
-                    raise VacuousError(f"{self.name} must change an argument, and changes none: give others")
-            output = function(*changed.args, **changed.kwargs)
-            return own(map_tensors, partial(self._undone, changed=changed), output)
+                    hint = "give arguments that it changes"
+                    raise VacuousError(f"{self.name} must change an argument, and changes none: {hint}")
+            return own(self._undo, function(*changed.args, **changed.kwargs), changed, whole)
 
         return of_changed
 
+    def _undo(self, outputs: Any, changed: Example, whole: Function | None) -> Any:
+        """All outputs at these arguments, with the change undone."""
+        return map_tensors(partial(self._undone, changed=changed), outputs)
+
     def _undone(self, output: torch.Tensor, changed: Example) -> torch.Tensor:
-        """The same, of an output at these arguments."""
+        """One output at these arguments, with the change undone."""
         return self.undone(output)
 
 
@@ -164,7 +173,7 @@ class Shift(_OfTensors):
 class Padding(_OfTensors):
     """`count` elements of `value` behind the inputs along `dim` leave the other outputs as they are.
 
-    An output as long as a padded input loses what was added; any other stays as it is.
+    An output that is as long as a padded input, and was shorter before, loses what was added; others stay as they are.
     """
 
     dim: int = -1
@@ -185,6 +194,22 @@ class Padding(_OfTensors):
         sides = list(tensor.shape)
         sides[self.dim] = self.count
         return torch.cat([tensor, tensor.new_full(sides, self.value)], self.dim)
+
+    def sides(self, function: Function) -> tuple[Function, Function]:
+        """The function, whose outputs show which of them have the length of the inputs, and that of padded inputs."""
+
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            outputs = function(*args, **kwargs)
+            _SHAPES.set((whole, {path: tensor.shape for path, tensor in tensors(outputs)}))
+            return outputs
+
+        return whole, self.applied(function, whole)
+
+    def _undo(self, outputs: Any, changed: Example, whole: Function | None) -> Any:
+        ran, shapes = _SHAPES.get()
+        shapes = shapes if ran is whole else {}
+        unpadded = {id(tensor) for path, tensor in tensors(outputs) if shapes.get(path) == tensor.shape}
+        return map_tensors(lambda t: t if id(t) in unpadded else self._undone(t, changed), outputs)
 
     def _undone(self, output: torch.Tensor, changed: Example) -> torch.Tensor:
         if not self._is_as_long(output, changed, self.dim):

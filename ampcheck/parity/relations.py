@@ -140,10 +140,9 @@ def uncompared(runs: Sequence[Execution]) -> Iterator[str]:
     parameters = [key for key in own if key[0] == "gradient" and key[1].startswith("parameter ")]
     if parameters:
         yield f"gradients of {len(parameters)} parameters that one side alone names are not compared: see modules="
-    sides = {key: (runs[0], runs[1]) if key in runs[0].results else (runs[1], runs[0]) for key in in_order(own)}
-    for key in (key for key, (_, lacks) in sides.items() if is_of_other_argument(key, lacks)):
-        has, lacks = (run.side.name for run in sides[key])
-        yield f"{str_of(key)} of {has} is not compared, as {lacks} has no argument of this name"
+    for has, lacks in (runs, runs[::-1]):
+        if keys := [key for key in in_order(own) if key in has.results and is_of_other_argument(key, lacks)]:
+            yield f"not compared, as {lacks.side.name} has no argument of this name: {_listed(keys)} of {has.side.name}"
     for key in sorted(key for key in own if key[0] == "module"):
         side, other = ("a", "b") if key in runs[0].results else ("b", "a")
         yield f"{str_of(key)} has a result in {side} alone: that of {other} was not called, or gives another structure"

@@ -86,6 +86,6 @@ def unplaced(parity: Parity, runs: Sequence[Execution], *, recorded: bool, input
     if parity.unplaced:
         return parity.unplaced
     keys = [key for key in common_keys(runs) if str_of(key) == parity.key]
-    if any(run.results[key].reference is None for key in keys or () for run in runs) or not keys:
+    if any(run.results[key].reference is None for key in keys for run in runs) or not keys:
         return NUMBERS
     return RECORDED if recorded else ""

@@ -54,6 +54,7 @@ HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_padding_narrows_what_is_as_long_as_the_padded_inputs(name: str) -> None:
     assert_parity(HOLDS[name], Padding(dim=1, count=2), (draw(3, 5, 8),))
     assert_parity(HOLDS[name], Padding(dim=1, count=2, inputs=(0,)), (draw(3, 5, 8),))
+    assert_parity(HOLDS[name], Padding(dim=1, count=3), (draw(3, 5, 8),))  # as many as there are features
 
 
 def test_a_mean_over_padding_is_another_function_by_its_values() -> None:
@@ -110,6 +111,12 @@ def test_inputs_that_are_no_arguments_are_refused_with_those_that_are(circumstan
 
 def test_microbatches_split_the_inputs_that_they_name() -> None:
     assert_parity(lambda w, x: (x @ w).square().mean(), Microbatches(2, inputs=(1,)), (draw(8, 3), draw(4, 8)))
+
+
+def test_values_that_both_have_are_made_somewhere() -> None:
+    with pytest.raises(AssertionError, match="exact values differ") as raised:
+        assert_parity(lambda x: x[x.sum(1).argmax()].expand_as(x), Batch(), (X,))
+    assert "by None" not in str(raised.value)
 
 
 def test_a_step_that_returns_a_tensor_alone_is_refused() -> None:
