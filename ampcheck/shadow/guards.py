@@ -53,13 +53,13 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
     if value is None:
         return None
     if low is not None and (0 < low <= _LARGEST_FLOOR or low in _SMALLEST):
-        count, is_end = int(((value < low) & (value > 0)).sum()), False
+        count = int(((value < low) & (value > 0)).sum())
         if count > _DECIDES * int(value.count_nonzero()):
-            return _fault(call, tensor, value, count, f"floor {low:.6g}"), is_end
+            return _fault(call, tensor, value, count, f"floor {low:.6g}"), False
     if high in _ENDS:
-        count, is_end = int((value.abs() > high).sum()), True
+        count = int((value.abs() > high).sum())
         if count > _DECIDES * int(value.count_nonzero()):
-            return _fault(call, tensor, value, count, f"end {high:.6g}"), is_end
+            return _fault(call, tensor, value, count, f"end {high:.6g}"), True
     return None
 
 
