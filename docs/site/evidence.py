@@ -27,6 +27,10 @@ else is said. Each table that is linked names its command, versions and hardware
 """
 
 
+_SURE = 5
+"""Pairs of which the least and the largest are an interval at 94 %."""
+
+
 def of(name: str) -> dict[str, Any]:
     """The evidence of this name."""
     data: dict[str, Any] = json.loads((ROOT / "reports" / "evidence" / f"{name}.json").read_text(encoding="utf-8"))
@@ -47,7 +51,7 @@ def _claims() -> Iterator[tuple[str, str, str, str]]:
     """A claim, whether it holds, its figures, and what a GPU is needed for."""
     yield from _of_the_sweep()
     yield from _of_regions()
-    yield from _of_modes()
+    yield from _of_ways()
     yield from _of_audits()
 
 
@@ -104,7 +108,17 @@ def _of_regions() -> Iterator[tuple[str, str, str, str]]:
     )
 
 
-def _of_modes() -> Iterator[tuple[str, str, str, str]]:
+def _of_ways() -> Iterator[tuple[str, str, str, str]]:
+    data = of("compile_ways_cpu")
+    for row in data["rows"][1:]:
+        yield (
+            f"`{row['way']}` costs more to compile",
+            "yes" if row["from"] > 1 and data["rounds"] >= _SURE else f"not surely, of {data['rounds']} pairs",
+            f"{row['times the default']} of the default's processor time ({row['from']} to {row['to']} over "
+            f"cold starts); {row['times eager']} times eager "
+            f"({row['gain from']} to {row['gain to']}): {link('compile_ways_cpu')}",
+            "nothing",
+        )
     cells = [
         {cell["mode"]: cell for cell in row["stats"]["cells"] if cell["precision"] == "float32"}
         for row in of("matrix_cpu")["rows"]
