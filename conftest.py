@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 
+import budget
 import pytest
 from hypothesis import HealthCheck, settings
 from packaging.version import Version
@@ -61,21 +60,20 @@ def warm_processes() -> Iterator[None]:
         yield
 
 
-NIGHTLY = Path(__file__).parent / "tests" / "nightly.txt"
-"""Node ids of tests that are slow; others that show the same run always."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-budget", action="store_true", help="measure what runs, and write tests/budget.json")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-budget"):
+        if config.getoption("numprocesses", None) or any("::" in argument for argument in config.args):
+            raise pytest.UsageError("--write-budget measures whole files, in one process: leave out -n and node ids")
+        config.pluginmanager.register(budget.Recorder())
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects what is marked slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    nightly = {line for line in NIGHTLY.read_text(encoding="utf-8").splitlines() if not line.startswith("#")}
-    for item in items:
-        if item.nodeid in nightly:
-            item.add_marker(pytest.mark.slow)
-    _thin(items)
-    collected, cases = {item.nodeid for item in items}, {item.nodeid.partition("[")[0] for item in items}
-    narrowed = any("[" in argument for argument in config.args)
-    if gone := [] if narrowed else [n for n in nightly - collected if n.partition("[")[0] in cases]:
-        raise pytest.UsageError(f"{NIGHTLY.name} names {len(gone)} cases that are gone, such as {min(gone)}")
+    budget.choose(config, items)
     _skip_other_releases(items)
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
@@ -95,18 +93,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
-
-
-def _thin(items: list[pytest.Item]) -> None:
-    """Mark as slow what `every` leaves out of the tests that run always."""
-    cases = Counter[str]()
-    for item in items:
-        marker = item.get_closest_marker("every")
-        if marker is not None and not item.get_closest_marker("slow"):
-            test = item.nodeid.partition("[")[0]
-            if cases[test] % marker.args[0]:
-                item.add_marker(pytest.mark.slow)
-            cases[test] += 1
 
 
 def _skip_other_releases(items: list[pytest.Item]) -> None:

@@ -72,7 +72,7 @@ def suite(sample: pytest.Pytester) -> pytest.Pytester:
     return sample
 
 
-@pytest.fixture(params=["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
+@pytest.fixture(params=["-n0", "-n2"])
 def spread(request: pytest.FixtureRequest) -> str:
     """The option that runs the tests in one process, and in two workers of xdist."""
     option: str = request.param

@@ -107,7 +107,6 @@ def test_every_input_is_used_and_every_step_that_is_named_exists(action):
     assert {part.partition(".")[0] for part in text.split("steps.")[1:]} == ids
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(("code", "written"), [(0, "true"), (1, "true"), (2, "false")])
 def test_the_command_writes_every_report_and_its_exit_code_is_an_output(tmp_path, code, written):
     program(tmp_path, "ampcheck", AMPCHECK.format(python=sys.executable, code=code))
@@ -279,7 +278,6 @@ def subject():
 PYPROJECT = '[tool.ampcheck]\ntargets = [{ target = "model.py:subject", dtype = "float16" }]\n'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("factor", "code"), [(2.0, 0), (6e4, 1)])
 def test_pre_commit_stops_a_commit_that_overflows(tmp_path, factor, code):
     """With the real pre-commit, from a git repository that has the hook."""

@@ -238,7 +238,6 @@ def test_pytorch_tells_how_long_it_compiled_and_how_many_kernels_it_made() -> No
     assert dynamo.kernel_count() == before[1]  # the backend is not Inductor
 
 
-@pytest.mark.slow
 def test_caches_of_ones_own_take_what_is_compiled_and_are_left_again(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.sin() + 1

@@ -63,7 +63,6 @@ def test_using_the_record_imports_nothing_heavy() -> None:
     assert heavy_imports("import ampcheck; ampcheck.Run().to_json(); ampcheck.__version__; dir(ampcheck)") == set()
 
 
-@pytest.mark.slow
 def test_an_eager_audit_imports_no_part_of_the_compiler() -> None:
     """Dynamo takes a second to import, SymPy half of one."""
     subject = "from torch import nn, ones; subject = (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (ones(2, 4),))"
@@ -79,7 +78,6 @@ def test_a_copy_of_the_package_is_as_light(copied: Path) -> None:
     assert heavy_imports(statement, copied) == set()
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["__init__.py", "core/errors.py", "plugin/plugin.py", "plugin/marker.py"])
 def test_a_planted_import_of_torch_is_seen(copied: Path, name: str) -> None:
     module = copied / "ampcheck" / name
@@ -124,7 +122,6 @@ def test_nothing_public_is_missing() -> None:
     assert {name for name in functions if name.startswith("assert_")} <= set(ampcheck.__all__)
 
 
-@pytest.mark.slow
 def test_a_module_does_not_hide_the_public_name_it_shares() -> None:
     """Importing `ampcheck.x` sets the attribute `x` of the package to the module, in any package but this."""
     names = sorted({module.name for module in pkgutil.iter_modules([str(PACKAGE)])} & set(ampcheck.__all__))

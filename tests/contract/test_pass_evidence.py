@@ -46,7 +46,6 @@ def loop() -> dict[str, object]:
     return {"model": model, "optimizer": optimizer, "step": step}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "subject",
     [

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import ampcheck
 
 MODULES = {"hypothesis", "jinja2", "markupsafe", "numpy", "packaging", "pytest", "rich", "tomli", "torch"}
@@ -40,7 +38,6 @@ def foreign(source: str) -> set[str]:
     return set(imported(ast.parse(source))) - {"ampcheck", "_pytest", *sys.stdlib_module_names, "tomllib"}
 
 
-@pytest.mark.slow
 def test_nothing_else_is_imported() -> None:
     package = Path(ampcheck.__file__).parent
     for path in package.rglob("*.py"):

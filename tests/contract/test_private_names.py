@@ -236,7 +236,6 @@ for finding in seen.run.findings:
 
 @pytest.mark.parametrize("objects", ["", "model, optimizer"])
 @pytest.mark.parametrize("name", [name for name in WITHOUT if WITHOUT[name].endswith("is followed in float64")])
-@pytest.mark.every(14)
 def test_a_watch_leaves_out_what_needs_a_name_that_is_gone(name: str, objects: str) -> None:
     source = WATCHED_WITHOUT.format(name=name, objects=objects, stepped=bool(objects))
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)

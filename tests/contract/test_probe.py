@@ -31,7 +31,6 @@ of_2_13 = pytest.mark.skipif(RELEASE != "2.13", reason=f"the counts are those of
 # What it promises of PyTorch's own ops -----------------------------------------------------------------------------
 
 
-@pytest.mark.every(5)
 @of_2_13
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ def test_the_policies_of_2_13_have_these_counts(device: str, counts: dict[str, i
     assert Policy(device, found.torch, found.dtypes, held).counts() == counts
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_registered_overload_of_pytorch_is_classified_with_its_facts(device: str) -> None:
     found = measure_policy(device).of("aten")
@@ -63,7 +61,6 @@ def test_every_registered_overload_of_pytorch_is_classified_with_its_facts(devic
         assert bool(op.raises) == (op.rule == BANNED)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_both_dtypes_of_autocast_follow_one_policy(device: str) -> None:
     half, brain = (measure_policy(device, dtype).of("aten") for dtype in ("float16", "bfloat16"))
@@ -71,7 +68,6 @@ def test_both_dtypes_of_autocast_follow_one_policy(device: str) -> None:
     assert (half.dtypes, brain.dtypes) == (("float16",), ("bfloat16",))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_rule_touches_float64_and_the_facts_agree_with_the_label(device: str) -> None:
     for name, op in measure_policy(device).of("aten").ops.items():
@@ -154,7 +150,6 @@ def dispatcher() -> dict[str, Any]:
     return held
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_dispatcher_is_after_probing_as_it_was_before(device: str) -> None:
     measure_policy(device)  # what PyTorch registers when a module is first imported is no trace of ours
@@ -167,7 +162,6 @@ class Broken(BaseException):
     """As Ctrl-C would."""
 
 
-@pytest.mark.every(12)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("where", ["_rule", "_ask", "_arguments", "_fact", "_source"])
 def test_the_dispatcher_is_as_before_when_probing_is_broken_off(
@@ -257,13 +251,11 @@ def compiled_step() -> list[float]:
     return [loss.item(), *w.grad.flatten().tolist()]
 
 
-@pytest.mark.slow
 def test_another_thread_that_compiles_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = compiled_step()
     assert meanwhile(compiled_step, OPS, monkeypatch) == [expected] * 2 * len(OPS)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("work", ["fake_ops", "compiled_step"])
 def test_a_recorder_that_met_another_thread_would_be_seen(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = globals()[work]()
@@ -271,7 +263,6 @@ def test_a_recorder_that_met_another_thread_would_be_seen(work: str, monkeypatch
     assert meanwhile(globals()[work], OPS, monkeypatch) != [expected] * 2 * len(OPS)
 
 
-@pytest.mark.slow
 def test_two_threads_may_probe_at_once() -> None:
     expected = {device: measure_policy(device) for device in DEVICES}
     found: list[tuple[str, Policy]] = []
@@ -306,7 +297,6 @@ def below(library: torch.library.Library, name: str, key: str, cast: torch.dtype
     library.impl(name, kernel, key)
 
 
-@pytest.mark.every(4)
 @pytest.mark.needs_torch("2.7", "custom ops can be registered for autocast")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -393,7 +383,6 @@ def test_an_index_of_a_device_says_no_more_than_its_type() -> None:
     assert measure_policy("cuda:1") == measure_policy("cuda")
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_the_policy_is_the_same_whatever_the_caller_has_switched_on(device: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode

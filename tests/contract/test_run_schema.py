@@ -128,7 +128,6 @@ def test_the_schema_is_a_schema_and_describes_each_record() -> None:
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @given(run=RUNS)
 @example(run=Run())
 @example(run=HOSTILE_RUN)

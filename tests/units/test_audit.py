@@ -32,7 +32,6 @@ def _checks(run: Run, verdict: Verdict) -> set[str]:
     return {finding.check for finding in run.of(verdict)}
 
 
-@pytest.mark.slow
 def test_the_demo_is_safe_in_both_formats_forward_and_backward() -> None:
     run = audit(demo.subject(), compile=False)
     assert not run.failed
@@ -47,7 +46,6 @@ def test_the_demo_is_safe_in_both_formats_forward_and_backward() -> None:
     assert run.environment["torch"] == torch.__version__
 
 
-@pytest.mark.slow
 def test_every_verdict_says_what_it_looked_at() -> None:
     run = audit(demo.subject(), dtype="bfloat16", compile=False)
     for finding in run.of(Verdict.PASS):
@@ -99,7 +97,6 @@ def test_the_callers_autocast_does_not_reach_the_judge() -> None:
     assert "precision-loss" in _checks(run, Verdict.FAIL)
 
 
-@pytest.mark.slow
 def test_positions_that_the_model_itself_rounds_are_whole_in_the_judge() -> None:
     class Positions(nn.Module):
         def __init__(self) -> None:
@@ -191,7 +188,6 @@ def test_noise_is_the_same_in_every_arm_so_random_models_are_comparable_in_eager
     assert not run.failed
 
 
-@pytest.mark.slow
 def test_a_random_model_draws_the_same_numbers_when_compiled() -> None:
     run = audit((nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).train(), torch.randn(4, 8)), dtype="bfloat16")
     compared = [f for f in run.findings if f.subject.endswith("compiled]") and f.check == "compiled-error"]
@@ -430,7 +426,6 @@ def _slugs(run: Run) -> set[str]:
     return {finding.check for finding in run.findings}
 
 
-@pytest.mark.slow
 def test_a_failure_of_compiled_code_in_16_bits_is_listed_once_with_the_setting_that_helps() -> None:
     class Pooled(nn.Module):
         """The gradient of a largest element is divided by how many are equal to it; none is to one that is rounded."""
@@ -450,13 +445,11 @@ def test_a_failure_of_compiled_code_in_16_bits_is_listed_once_with_the_setting_t
     assert "it passes with" in failures[0].message
 
 
-@pytest.mark.slow
 def test_what_is_to_be_compiled_is_judged_in_low_precision_when_such_a_check_is_asked_for() -> None:
     run = audit((nn.Linear(4, 4), [(torch.randn(2, 4),)]), checks=["overflow"])
     assert "overflow" in _slugs(run)
 
 
-@pytest.mark.slow
 def test_a_check_of_graphs_that_is_asked_for_is_judged_of_a_plain_subject_too() -> None:
     class Breaks(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

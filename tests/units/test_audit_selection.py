@@ -161,7 +161,6 @@ def test_compile_is_true_or_false(value: Any) -> None:
         audit(MODEL, compile=value)
 
 
-@pytest.mark.slow
 @pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")
 def test_caches_of_a_callable_are_judged_where_its_functions_are_compiled() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,6 @@ COMMANDS = {
 }
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_it_ends_and_prints_as_a_cold_one(name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

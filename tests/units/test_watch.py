@@ -177,7 +177,6 @@ def test_a_watch_ends_with_one_line_and_the_findings_that_do_not_raise(
     assert line == first
 
 
-@pytest.mark.slow
 def test_under_pytest_the_subject_of_a_block_is_its_test_and_the_watched_model(request: pytest.FixtureRequest) -> None:
     with ampcheck.watch() as block, ampcheck.watch(Loud()) as model:
         Loud()(torch.ones(1, 4))
@@ -273,7 +272,6 @@ def coverage_of(run: Run) -> Any:
     return finding
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_partly_compiled_model_is_no_full_pass(whole: bool) -> None:
     class Partly(nn.Module):

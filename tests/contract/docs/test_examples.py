@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import examples
 import pytest
-from slow_cases import slow_cases
 from snippets import in_essence
 
 from ampcheck.checks import REGISTRY
 from ampcheck.core.run import describe
 
 CHECKS = examples.documented()
-QUICK = ("overflow", "integer-cast", "autocast-scope", "scaler-protocol")
-"""Run by default; the others together take minutes."""
 
 
 def test_every_check_has_an_example_or_is_listed_without() -> None:
@@ -29,9 +26,8 @@ def test_an_example_says_what_it_shows_and_how_it_runs(check: str) -> None:
     assert failing.run.replace("failing.py", "mended.py") == mended.run
 
 
-@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")  # the examples are the user's code
-@pytest.mark.parametrize("check", slow_cases(CHECKS, [check for check in CHECKS if check not in QUICK]))
+@pytest.mark.parametrize("check", CHECKS)
 def test_a_failing_example_yields_its_finding_and_a_mended_one_none(check: str) -> None:
     failing = examples.run(check, "failing")
     assert failing, "no finding"

@@ -23,7 +23,6 @@ def strings() -> str:
     return "\0".join(" ".join(text.split()) for text in texts)
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("message", ROWS)
 def test_an_explained_message_is_in_the_source(message: str, strings: str) -> None:
     for part in message.split("…"):

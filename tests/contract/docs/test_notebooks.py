@@ -9,7 +9,6 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[3] / "docs" / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the kernel's own packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path) -> None:

@@ -17,9 +17,6 @@ from ampcheck.core.formats import format_of
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 SNIPPETS = {str(snippet): snippet for page in PAGES.values() for snippet in snippets.snippets(page)}
-RUN = {name: any(snippet.runs for snippet in snippets.snippets(page)) for name, page in PAGES.items()}
-QUICK = ("README.md", "docs/guides/baseline.md")
-"""Pages that run for a few seconds; those that run for longer are slow."""
 
 
 def commands(snippet: Snippet) -> list[list[str]]:
@@ -31,9 +28,7 @@ def commands(snippet: Snippet) -> list[list[str]]:
     return [list(takewhile("&&".__ne__, line[1:])) for line in words if line and line[0] == "ampcheck"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if RUN[name] and name not in QUICK else []) for name in PAGES]
-)
+@pytest.mark.parametrize("name", PAGES)
 @pytest.mark.usefixtures("warm_processes")
 def test_snippets_run_and_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
     results, shown = run_page(PAGES[name], tmp_path)

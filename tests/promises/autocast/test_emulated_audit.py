@@ -42,7 +42,6 @@ def test_a_feed_forward_network_that_overflows_on_cuda_is_found_where_it_overflo
     assert overflows((GatedFeedForward(1.0), (x,))) == []
 
 
-@pytest.mark.slow
 def test_the_demo_with_hot_weights_overflows_at_the_layer_that_is_hot() -> None:
     made = demo.subject()
     with torch.no_grad():

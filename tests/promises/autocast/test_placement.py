@@ -380,7 +380,6 @@ def test_all_that_was_replaced_is_restored_also_after_an_exception() -> None:
         assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cuda")
 def test_compiled_code_is_traced_for_the_cpu_without_a_graph_break() -> None:
     class Net(nn.Module):

@@ -80,7 +80,6 @@ def test_where_nothing_fails_it_says_so_and_the_code_is_0(blamed: Any) -> None:
     assert all(" done, now: " in line for line in said.err.splitlines())
 
 
-@pytest.mark.slow
 def test_the_step_time_is_told_unless_it_is_left_out(blamed: Any) -> None:
     assert "x the time of a plain eager step" in " ".join(
         blamed("blamed.py:hot", "--no-compile", "--dtype", "float16").out.split()

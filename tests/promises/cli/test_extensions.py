@@ -130,7 +130,6 @@ def of(findings: list[dict[str, str]], check: str) -> list[dict[str, str]]:
     return [finding for finding in findings if finding["check"] == check]
 
 
-@pytest.mark.slow
 def test_an_audit_judges_by_the_check_of_an_installed_package(installed: Path, tmp_path: Path) -> None:
     (finding,) = of(
         audit(installed, tmp_path, MODEL.replace("SCALE", "6000.0"), "--dtype", "float16"), "acme-float8-range"
@@ -143,7 +142,6 @@ def test_an_audit_judges_by_the_check_of_an_installed_package(installed: Path, t
     assert finding["verdict"] == "pass"
 
 
-@pytest.mark.slow
 def test_the_rule_of_an_installed_package_follows_its_op_in_float64(installed: Path, tmp_path: Path) -> None:
     """The kernel takes no float64: without the rule it is followed from its results on."""
     plain = MODEL.replace("SCALE", "1.0")
@@ -153,14 +151,12 @@ def test_the_rule_of_an_installed_package_follows_its_op_in_float64(installed: P
     assert "acme::scale_rows" in str(audited(without, tmp_path, plain, "--select", "overflow")["coverage"])
 
 
-@pytest.mark.slow
 def test_a_check_of_another_package_can_be_selected_alone(installed: Path, tmp_path: Path) -> None:
     findings = audit(installed, tmp_path, MODEL.replace("SCALE", "1.0"), "--select", "acme-*")
     assert {finding["check"] for finding in findings} == {"acme-float8-range", "coverage"}
     assert all(finding["verdict"] == "pass" for finding in findings)
 
 
-@pytest.mark.slow
 def test_a_check_of_loops_gets_their_records(tmp_path: Path) -> None:
     folder = written(tmp_path, "ampcheck.checks", "acme_counts", COUNTS)
     (finding,) = of(audit(folder, tmp_path, LOOP, "--steps", "3", "--select", "acme-counts"), "acme-counts")
@@ -177,7 +173,6 @@ def test_explain_and_doctor_name_what_packages_add(installed: Path) -> None:
     assert page.rstrip().endswith("(added by acme-kernels 1.0)")
 
 
-@pytest.mark.slow
 def test_doctor_lists_both_entry_points(installed: Path) -> None:
     _, report = ampcheck(installed, "doctor", "--quick")
     assert "yes  entry point 'acme-float8-range' of ampcheck.checks (acme-kernels 1.0): loaded" in report
@@ -197,7 +192,6 @@ BROKEN = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("text", "reason"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_package_is_reported_and_left_out(text: str, reason: str, tmp_path: Path) -> None:
     folder = written(tmp_path, "ampcheck.checks", "acme_counts", text)
@@ -208,7 +202,6 @@ def test_a_broken_package_is_reported_and_left_out(text: str, reason: str, tmp_p
     assert "\noverflow " in listing
 
 
-@pytest.mark.slow
 def test_an_audit_warns_of_a_broken_package_and_of_a_check_that_raises(tmp_path: Path) -> None:
     raising = COUNTS.replace("yield CHECK", "1 / 0; yield CHECK")
     folder = written(
@@ -223,7 +216,6 @@ def test_an_audit_warns_of_a_broken_package_and_of_a_check_that_raises(tmp_path:
     assert of(findings, "stagnation")
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -163,7 +163,6 @@ def test_a_damaged_record_is_one_sentence_wherever_it_is_damaged(capsys: pytest.
         "parity subjects.py:slow subjects.py:slow --json new.json",
     ],
 )
-@pytest.mark.slow
 def test_an_interrupt_writes_nothing(folder: Path, call: str, number: signal.Signals, code: int) -> None:
     shutil.rmtree(folder / "__pycache__", ignore_errors=True)
     command = [sys.executable, "-m", "ampcheck", *call.split()]

@@ -57,7 +57,6 @@ def test_a_factory_may_train_its_model_first(tmp_path: Path, monkeypatch: pytest
 ONCE = "    import os\n    os.mkdir('run')  # fails in a second run\n"
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("steps", [2, 40])
 def test_a_function_that_trains_and_returns_its_model_runs_once_and_the_advice_makes_it_a_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: int
@@ -83,7 +82,6 @@ def test_a_function_that_trains_runs_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert audited().coverage.seen["steps"] == 3
 
 
-@pytest.mark.slow
 def test_random_numbers_are_equal_in_each_run_of_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,7 +94,6 @@ def audit(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.every(5)
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize(
     ("target", "how"),
@@ -112,7 +111,6 @@ def test_a_subject_that_ends_its_process_is_incomplete(tmp_path: Path, target: s
     assert f"ampcheck: incomplete: the process that judged ended {how} before it had a verdict" in ended.stderr
 
 
-@pytest.mark.every(5)
 @pytest.mark.usefixtures("warm_processes")
 @pytest.mark.parametrize(
     ("target", "code"),

@@ -58,7 +58,6 @@ def _failed(run: Run) -> set[str]:
     return {finding.check for finding in run.findings if finding.verdict is Verdict.FAIL}
 
 
-@pytest.mark.every(4)
 @CALLS
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trainable"])
 def test_a_model_with_an_op_without_a_backward_passes_where_compiled_code_gives_what_eager_mode_gives(
@@ -67,12 +66,10 @@ def test_a_model_with_an_op_without_a_backward_passes_where_compiled_code_gives_
     assert not _failed(audit((Layer(_swiglu, frozen=frozen), calls)))
 
 
-@pytest.mark.slow
 def test_a_function_with_an_op_without_a_backward_passes_too() -> None:
     assert not _failed(audit((lambda x: _swiglu(x).float() * 2, [(X,), (X + 1,)])))
 
 
-@pytest.mark.every(4)
 @CALLS
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "trainable"])
 def test_what_compiled_code_computes_wrongly_without_gradients_still_fails(calls: object, frozen: bool) -> None:

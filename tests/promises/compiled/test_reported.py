@@ -60,7 +60,7 @@ def shared(model: nn.Module) -> Any:
     ("make", "line"),
     [
         (lambda: SharedMaximum(False), "return ties / ties.sum"),
-        pytest.param(InverseDistance, "return scaled.sum(-1", marks=pytest.mark.slow),
+        (InverseDistance, "return scaled.sum(-1"),
     ],
 )
 def test_an_overflow_of_compiled_code_alone_names_the_op_in_its_graph(make: Any, line: str) -> None:
@@ -72,7 +72,6 @@ def test_an_overflow_of_compiled_code_alone_names_the_op_in_its_graph(make: Any,
     assert beside.where.line == first.where.line
 
 
-@pytest.mark.slow
 def test_a_maximum_that_is_an_index_passes_compiled() -> None:
     torch.manual_seed(0)
     assert failures(audit(shared(SharedMaximum(True)))) == []
@@ -110,7 +109,7 @@ class Rows(nn.Module):
     ("model", "data"),
     [
         (Orthogonal(False), DATA * 3e4),
-        pytest.param(Rows(), DATA * torch.tensor([[1e5], *[[1.0]] * 15]), marks=pytest.mark.slow),
+        (Rows(), DATA * torch.tensor([[1e5], *[[1.0]] * 15])),
     ],
 )
 def test_what_eager_mode_makes_nan_is_the_affair_of_eager_mode(model: nn.Module, data: Tensor) -> None:
@@ -120,7 +119,6 @@ def test_what_eager_mode_makes_nan_is_the_affair_of_eager_mode(model: nn.Module,
     assert not [check for check, verdict in found if check in ("compiled-error", "compiled-gradient")]
 
 
-@pytest.mark.slow
 def test_a_gradient_that_is_normalised_before_its_cast_passes() -> None:
     assert failures(audit((Orthogonal(True), (DATA * 3e4,)), dtype="float16")) == []
 
@@ -158,7 +156,6 @@ class Counted(Expert):
             return self[2](y.float())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [False, True])
 def test_the_parts_are_judged_where_dynamo_declines_the_whole(wrong: bool) -> None:
     torch.manual_seed(0)
@@ -179,7 +176,6 @@ class Traced(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.slow
 def test_an_exception_that_dynamo_alone_meets_is_a_warning() -> None:
     run = audit((Traced(), (torch.randn(4, 8),)), dtype="bfloat16")
     assert [(f.check, f.verdict) for f in failures(run)] == [("compiled-exception", Verdict.WARN)]

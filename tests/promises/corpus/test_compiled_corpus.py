@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from slow_cases import slow_cases
 from test_corpus import SHARED, load
 
 from ampcheck import Verdict, audit
@@ -42,35 +41,24 @@ def loud(run: Any) -> list[tuple[str, str]]:
     return [(str(f.verdict), f.check) for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)]
 
 
-SLOW = (
-    "cmn_fp8_scale_from_bf16_amax",
-    "cmn_item_break_addcdiv_loop",
-    "cmp_cache_artifacts_before_compile",
-    "cmp_layer_index_attribute",
-)
-SLOW_WHEN_FIXED = ("cmn_fp8_scale_from_bf16_amax", "cmn_rope_bf16_fusion", "cmp_cache_artifacts_before_compile")
-
-
 NEEDS = {
     "cmp_cache_artifacts_before_compile": [pytest.mark.needs_torch("2.7", "torch.compiler.save_cache_artifacts")],
     "cmp_layer_index_attribute": [pytest.mark.needs_torch("2.7", "integer attributes of modules are constants")],
 }
 
 
-def cases(names: Iterable[str], slow: Collection[str]) -> list[Any]:
-    return slow_cases([pytest.param(name, marks=NEEDS.get(name, [])) for name in names], slow)
+def cases(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=NEEDS.get(name, [])) for name in names]
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("name", cases(EXPECTED, SLOW))
+@pytest.mark.parametrize("name", cases(EXPECTED))
 def test_a_defect_of_compilation_is_found(name):
     verdict, check = EXPECTED[name]
     run = audit(subject(name, "buggy"))
     assert any(f.verdict is verdict and f.check == check for f in run.findings), loud(run)
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("name", cases([*EXPECTED, *CONTROLS], SLOW_WHEN_FIXED))
+@pytest.mark.parametrize("name", cases([*EXPECTED, *CONTROLS]))
 def test_what_is_mended_is_left_alone(name):
     if SHARED.is_dir() and not hasattr(load(SHARED / f"{name}.py"), "fixed"):
         pytest.skip("the case has no mended form")
@@ -78,7 +66,6 @@ def test_what_is_mended_is_left_alone(name):
     assert loud(run) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_a_healthy_model_is_left_alone(name):
     assert loud(audit(subject(name, "buggy"))) == []

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from slow_cases import slow_cases
 
 from ampcheck import Finding, Run, Subject, Verdict, audit
 
@@ -104,41 +103,26 @@ def test_defect_shows_on_plain_torch(name):
     case(name).manifests()
 
 
-SLOW_DEFECTS = (
-    "alibi_in_bfloat16",
-    "pixel_sum_overflows",
-    "residual_stream_growth",
-    "running_sum_bfloat16",
-    "smoothing_over_large_vocabulary",
-)
-
-
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", slow_cases(params(DEFECTS), SLOW_DEFECTS))
+@pytest.mark.parametrize("name", params(DEFECTS))
 def test_defect_is_found_where_it_is(name):
     module = case(name)
     run = judged(module.buggy(), module.RUN)
     assert any(meets(f, module.EXPECTED) for f in run.of(Verdict.FAIL)), failures(run)
 
 
-@pytest.mark.every(2)
-@pytest.mark.parametrize("name", slow_cases(DEFECTS, ("alibi_in_bfloat16", "running_sum_bfloat16")))
+@pytest.mark.parametrize("name", DEFECTS)
 def test_mended_defect_passes(name):
     module = case(name)
     assert failures(judged(module.fixed(), module.RUN)) == []
 
 
-SLOW_HEALTHY = ("healthy_deep_stack", "healthy_flex_softcap", "healthy_recurrent", "healthy_top_two_experts")
-
-
-@pytest.mark.parametrize("name", slow_cases(params(HEALTHY), SLOW_HEALTHY))
+@pytest.mark.parametrize("name", params(HEALTHY))
 def test_healthy_model_passes(name):
     module = case(name)
     for mode in module.RUNS:
         assert failures(judged(module.healthy(), mode)) == [], mode
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_defect_is_found_in_the_compiled_model(name):
     module = case(name)

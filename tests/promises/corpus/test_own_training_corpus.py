@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from slow_cases import slow_cases
 
 from ampcheck import Verdict, audit
 
@@ -42,9 +41,8 @@ def _equal_weights():
     torch.manual_seed(0)
 
 
-@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
-@pytest.mark.parametrize("name", slow_cases(CASES, ("betas_move_under_compiled_step",)))
+@pytest.mark.parametrize("name", CASES)
 def test_a_training_defect_manifests(name):
     assert name == case(name).ID
     case(name).manifests()
@@ -59,11 +57,7 @@ def params(names: list[str]) -> list[Any]:
     ]
 
 
-SLOW_DEFECTS = ("betas_move_under_compiled_step", "muon_norm_eps_binds", "qat_scale_floor", "state_functional_bf16")
-
-
-@pytest.mark.every(8)
-@pytest.mark.parametrize("name", slow_cases(params(CASES), SLOW_DEFECTS))
+@pytest.mark.parametrize("name", params(CASES))
 def test_a_training_defect_is_found_by_its_check(name):
     run = audit(subject(name, "buggy"))
     checks = case(name).EXPECTED["check"]
@@ -71,8 +65,7 @@ def test_a_training_defect_is_found_by_its_check(name):
     assert not found.isdisjoint((checks,) if isinstance(checks, str) else checks), found
 
 
-@pytest.mark.every(8)
-@pytest.mark.parametrize("name", slow_cases(CASES, (*SLOW_DEFECTS, "perturbed_weights_not_seen")))
+@pytest.mark.parametrize("name", CASES)
 def test_a_mended_training_defect_passes(name):
     run = audit(subject(name, "fixed"))
     assert [(one.check, one.message) for one in run.of(Verdict.FAIL)] == []

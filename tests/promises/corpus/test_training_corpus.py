@@ -39,14 +39,12 @@ def subject(name: str, which: str) -> Any:
     return made if "\nkind: call\n" in path.read_text(encoding="utf-8") else made()
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_shared_defect_is_found_by_its_check(name):
     run = audit(subject(name, "buggy"))
     assert EXPECTED[name] in {finding.check for finding in run.of(Verdict.FAIL)}, failures(run)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_shared_mended_defect_passes(name):
     assert failures(audit(subject(name, "fixed"))) == []

@@ -26,7 +26,6 @@ def oracle(case: Case) -> Oracle:
     return Oracle(case)
 
 
-@pytest.mark.every(4)
 @each_format
 @each_case
 def test_low_run_is_at_fault_exactly_where_declared(case, low):
@@ -37,7 +36,6 @@ def test_low_run_is_at_fault_exactly_where_declared(case, low):
         assert severity < SOUND, f"{case.name} in {low}: {severity:.3g} of the bound, declared sound"
 
 
-@pytest.mark.every(4)
 @each_format
 @each_case
 def test_float32_twin_is_sound(case, low):
@@ -47,7 +45,6 @@ def test_float32_twin_is_sound(case, low):
     assert island < SOUND, f"{case.name} in float32 behind data in {low}: {island:.3g} of the bound"
 
 
-@pytest.mark.slow
 def test_results_repeat():
     for case in CASES:
         for first, second in zip(oracle(case).exact, run(case, torch.float64), strict=True):

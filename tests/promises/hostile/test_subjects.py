@@ -35,7 +35,6 @@ def _state() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), autocast, torch.get_default_dtype(), torch.get_default_device()
 
 
-@pytest.mark.every(10)
 @pytest.mark.parametrize("name", ROWS)
 def test_an_odd_subject_gets_the_verdict_that_it_deserves(name: str) -> None:
     make, report = ROWS[name]

@@ -57,7 +57,6 @@ MADE: dict[str, tuple[str, Callable[[Any, int], Tensor]]] = {
 }
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", MADE)
 def test_integers_that_become_equal_fail_even_where_no_output_suffers(name: str) -> None:
     op, positions = MADE[name]
@@ -65,7 +64,6 @@ def test_integers_that_become_equal_fail_even_where_no_output_suffers(name: str)
     assert op in found(run, Verdict.FAIL), [f.message for f in run.findings if f.check == "integer-cast"]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", MADE)
 def test_the_same_in_float32_is_silent(name: str) -> None:
     def positions(y: Tensor, n: int) -> Tensor:
@@ -76,7 +74,6 @@ def test_the_same_in_float32_is_silent(name: str) -> None:
     assert found(run, Verdict.FAIL) == found(run, Verdict.WARN) == []
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "positions",
     [

@@ -41,7 +41,6 @@ def _stack(width: int, depth: int, activation: nn.Module, seed: int) -> nn.Modul
     return nn.Sequential(*layers)
 
 
-@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     width=st.sampled_from([8, 32, 96]),
@@ -55,7 +54,6 @@ def test_healthy_stacks_of_any_depth_pass(width: int, depth: int, activation: nn
     assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("depth", [2, 8])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_gradient_that_is_the_rounding_of_the_output_alone_passes(dtype: str, depth: int) -> None:
@@ -83,7 +81,6 @@ def _step(norm: nn.Module, dtype: torch.dtype, half: bool, body: nn.Module) -> C
     return step
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("half", [False, True], ids=["autocast", "half"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm", _NORMS, ids=["batch", "layer", "group"])
@@ -95,7 +92,6 @@ def test_a_loss_that_normalisation_makes_constant_passes_in_code_of_any_kind(
     assert _bad(audit(_step(norm(), dtype, half, Rough(1000))), "precision-loss")
 
 
-@pytest.mark.slow
 @settings(max_examples=15)
 @given(length=st.integers(1, 40), scale=st.floats(0.1, 10), dtype=st.sampled_from([torch.float16, torch.bfloat16]))
 def test_healthy_chains_of_elementwise_ops_pass(length: int, scale: float, dtype: torch.dtype) -> None:

@@ -54,7 +54,6 @@ def judged(masked: Any, visible: list[int], *, native: bool) -> Run:
     return audit((model, (x, keep)), compile=False, dtype="float16")
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("native", [True, False], ids=["native", "autocast"])
 @pytest.mark.parametrize("masked", [cast, multiplied, filled, None], ids=["cast", "multiplied", "filled", "sdpa"])
 def test_a_row_without_a_visible_key_fails_where_the_mask_overflows(masked: Any, native: bool) -> None:

@@ -109,7 +109,6 @@ def test_a_switch_that_is_left_is_told_how_to_be_restored(change: Any, hint: str
     assert hint in only(watched("autocast-state", leave), "autocast-state").hint
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("dtype", "values", "check", "hint"),
     [

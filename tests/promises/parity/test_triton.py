@@ -45,7 +45,6 @@ except AssertionError as error:
 """
 
 
-@pytest.mark.slow
 def test_a_triton_kernel_is_certified_and_one_with_a_wrong_mask_is_refused() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(

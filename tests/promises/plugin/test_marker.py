@@ -196,7 +196,6 @@ TAKES = (
 )
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -278,7 +277,6 @@ def test_unknown():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_the_real_observation(pytester: pytest.Pytester, spread: str) -> None:
     pytester.makepyfile(test_real=REAL)

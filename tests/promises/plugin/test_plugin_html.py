@@ -14,20 +14,17 @@ def test_the_page_is_written(suite: pytest.Pytester, spread: str) -> None:
         assert text in page
 
 
-@pytest.mark.slow
 def test_the_ini_twin(suite: pytest.Pytester) -> None:
     suite.makeini("[pytest]\nampcheck_html = page.html\n")
     suite.runpytest_subprocess("-n0")
     assert suite.path.joinpath("page.html").is_file()
 
 
-@pytest.mark.slow
 def test_both_files_at_once(suite: pytest.Pytester) -> None:
     result = suite.runpytest_subprocess("-n0", "--ampcheck-html=page.html", "--ampcheck-json=run.json")
     result.stdout.fnmatch_lines(["wrote *page.html", "wrote *run.json"])
 
 
-@pytest.mark.slow
 def test_a_renderer_that_breaks_does_not_hide_the_failures(suite: pytest.Pytester) -> None:
     suite.makeconftest(
         """

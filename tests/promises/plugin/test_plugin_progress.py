@@ -26,14 +26,12 @@ def lines_of(pytester: pytest.Pytester, imports: str, *options: str) -> list[str
     return [line for line in result.errlines if line.startswith("ampcheck: ")]
 
 
-@pytest.mark.slow
 def test_a_long_test_that_uses_ampcheck_is_named_while_it_runs(pytester: pytest.Pytester) -> None:
     lines = lines_of(pytester, "import ampcheck")
     assert len(lines) >= 2
     assert all(line.startswith("ampcheck: test_of_a_model, ") for line in lines)
 
 
-@pytest.mark.slow
 def test_the_stage_of_an_audit_is_named(pytester: pytest.Pytester) -> None:
     body = "import ampcheck\nfrom ampcheck.core.progress import current_listener\n"
     pytester.makepyfile(
@@ -45,7 +43,6 @@ def test_the_stage_of_an_audit_is_named(pytester: pytest.Pytester) -> None:
     assert "ampcheck: test_of_a_model: eager (1 of 4 done), 0 s" in result.errlines
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("imports", "options"), [("", ()), ("import ampcheck", ("-qq",))], ids=["other tests", "-qq"])
 def test_other_tests_and_quiet_sessions_show_nothing(
     pytester: pytest.Pytester, imports: str, options: tuple[str, ...]

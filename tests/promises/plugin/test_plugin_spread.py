@@ -48,7 +48,6 @@ def test_known():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_one_process_and_two_workers_write_the_same_summary_json_and_page(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_real=REAL)
@@ -66,7 +65,7 @@ def test_one_process_and_two_workers_write_the_same_summary_json_and_page(pytest
     assert {row[0] for row in run.tables[0].rows if row[4]} >= {"test_real.py::test_overflows"}
 
 
-@pytest.mark.parametrize("spread", ["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spread", ["-n0", "-n2"])
 def test_ctrl_c_leaves_the_report_of_the_tests_that_ended(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile(
         """

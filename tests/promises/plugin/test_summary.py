@@ -33,7 +33,6 @@ def test_header_and_summary(suite: pytest.Pytester, spread: str, section: Sectio
     ]
 
 
-@pytest.mark.slow
 def test_two_workers_say_what_one_process_says(suite: pytest.Pytester, section: Section) -> None:
     one, two = (section(suite.runpytest("--ampcheck", spread)) for spread in ("-n0", "-n2"))
     assert len(one) > 10
@@ -47,7 +46,6 @@ def test_the_order_of_the_tests_does_not_matter(suite: pytest.Pytester, section:
     assert backward == section(suite.runpytest("-n0", "--ampcheck"))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["pytest.ini", "pyproject.toml"])
 def test_the_ini_twin(suite: pytest.Pytester, name: str) -> None:
     table = "[pytest]" if name == "pytest.ini" else "[tool.pytest.ini_options]"
@@ -85,7 +83,6 @@ def test_no_summary_is_heeded(suite: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5, failed=1, xfailed=1)
 
 
-@pytest.mark.every(4)
 @QUICK
 def test_every_phase_of_a_test_counts(sample: pytest.Pytester, spread: str, section: Section) -> None:
     sample.makepyfile(
@@ -106,7 +103,6 @@ def test_every_phase_of_a_test_counts(sample: pytest.Pytester, spread: str, sect
     assert section(sample.runpytest(spread, "--ampcheck"))[-1] == "coverage: 111 ops"
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [("setup", "failed"), ("teardown", "failed"), ("skip", "skipped"), ("xpass", "xpassed"), ("strict", "failed")],
@@ -159,7 +155,6 @@ def test_an_attempt_that_is_repeated_counts_once(sample: pytest.Pytester, sectio
     assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 7 ops"
 
 
-@pytest.mark.slow
 def test_asserts_work_under_given(sample: pytest.Pytester, section: Section) -> None:
     sample.makepyfile(
         """
@@ -175,7 +170,6 @@ def test_asserts_work_under_given(sample: pytest.Pytester, section: Section) -> 
     assert section(sample.runpytest("-n0", "--ampcheck"))[-1] == "coverage: 10 ops"
 
 
-@pytest.mark.slow
 def test_of_the_examples_that_fail_the_last_is_told(sample: pytest.Pytester, section: Section) -> None:
     """Hypothesis fails many on its way to the smallest."""
     sample.makepyfile(
@@ -211,7 +205,6 @@ def test_a_run_of_things_that_are_not_plain_fails_its_test_alone(sample: pytest.
     result.stdout.fnmatch_lines(["E*UsageError: an emitted run must contain only plain Python data*object*"])
 
 
-@pytest.mark.every(4)
 @QUICK
 def test_a_run_that_cannot_be_drawn_fails_its_test_alone(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile(
@@ -236,7 +229,6 @@ def test_a_failure_shows_the_test_and_not_the_plugin(suite: pytest.Pytester) -> 
         result.stdout.no_fnmatch_line(f"*{file}*")
 
 
-@pytest.mark.slow
 def test_each_of_many_failures_is_named_in_a_line(sample: pytest.Pytester, section: Section) -> None:
     sample.makepyfile(
         """

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
-from slow_cases import slow_cases
 from torch import nn
 
 from ampcheck import assert_property
@@ -80,7 +79,6 @@ MATRICES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.every(24)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_stable_function_passes(name: str, fmt: str) -> None:
@@ -88,7 +86,6 @@ def test_a_stable_function_passes(name: str, fmt: str) -> None:
     assert not assert_property(FUNCTIONS[name], inputs=inputs, compile=False, options=SearchOptions(examples=60)).failed
 
 
-@pytest.mark.every(12)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_stable_function_of_matrices_passes(name: str, fmt: str) -> None:
@@ -147,8 +144,7 @@ def modules() -> dict[str, tuple[nn.Module, st.SearchStrategy[Any]]]:
     }
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("name", slow_cases(modules(), ("block", "block with dropout and tails", "language model")))
+@pytest.mark.parametrize("name", modules())
 def test_a_healthy_module_passes(name: str) -> None:
     model, inputs = modules()[name]
     run = assert_property(model, inputs=inputs, compile=False, options=SearchOptions(examples=25))

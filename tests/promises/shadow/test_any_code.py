@@ -247,7 +247,6 @@ def audited(function: Callable[[], Any]) -> list[Any]:
     return calls[-1]
 
 
-@pytest.mark.every(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", [under_watch, audited])
 @pytest.mark.parametrize("name", PROGRAMS)

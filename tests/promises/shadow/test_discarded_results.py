@@ -55,7 +55,6 @@ def test_a_loop_that_leaves_out_every_batch_fails() -> None:
     assert "overflow" in _failed(audit(train))
 
 
-@pytest.mark.slow
 def test_results_that_are_tested_and_used_all_the_same_fail() -> None:
     def evaluate(keeps: Callable[[Tensor], object]) -> list[object]:
         torch.manual_seed(0)
@@ -89,7 +88,6 @@ def test_results_of_which_some_are_never_computed_again_fail(repeated: int) -> N
     assert "overflow" in _failed(audit(products))
 
 
-@pytest.mark.slow
 def test_batches_of_different_lengths_whose_norm_is_logged_pass() -> None:
     def train(scaler: torch.amp.GradScaler | None) -> list[float]:
         torch.manual_seed(0)
@@ -135,7 +133,6 @@ def test_a_nan_that_code_returns_fails_in_every_precision(dtype: torch.dtype) ->
     assert not _failed(audit(lambda: normalise(guarded=True)))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("wide", [False, True], ids=["in half", "in float32"])
 def test_an_update_that_vanishes_in_half_before_it_reaches_a_float32_weight_is_found(wide: bool) -> None:
     def train() -> None:

@@ -33,7 +33,6 @@ def _noisy(sum_of: Callable[[Tensor, Tensor, Tensor], Tensor], kept: float, wide
     return audit(mix)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", SUMS)
 def test_noise_that_vanishes_from_a_sample_is_found_and_a_table_in_float32_passes(name: str) -> None:
     narrow = _noisy(SUMS[name], 0.9985, wide=False)

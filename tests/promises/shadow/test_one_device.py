@@ -49,7 +49,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.every(4)
 @pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.usefixtures("warm_processes")

@@ -30,7 +30,6 @@ WIDE = "fft.ifft linalg.eig linalg.inv linalg.lu_factor linalg.solve polar sgn v
 """Operators of every family of rules, and the commonest ones without; those of `WIDE` have no kernel in 16 bits."""
 
 
-@pytest.mark.every(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SHORT + WIDE)
 def test_exact_is_what_float64_gives(name: str) -> None:
@@ -43,7 +42,6 @@ def test_exact_is_what_float64_gives(name: str) -> None:
     assert [r for r in rows if r["status"] in WRONG] == []
 
 
-@pytest.mark.slow
 def test_every_operator_is_followed_or_counted(tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     command = [sys.executable, str(BENCHMARKS / "opinfo_shadows.py"), f"--json={table}", "--samples=3"]

@@ -43,26 +43,22 @@ def problems(run: Run) -> set[str]:
     return {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scale_that_begins_too_high_and_is_lowered_is_silent(fused: bool) -> None:
     assert not problems(trained(2.0**24, 12, fused=fused))
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("steps", range(4, 9))
 def test_a_run_may_end_in_a_step_that_is_skipped(steps: int) -> None:
     """With a scale that doubles after each step, every other step or so is skipped, also the last."""
     assert not problems(trained(2.0**20, steps, growth=1))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("fused", [False, True])
 def test_steps_that_are_never_made_fail(fused: bool) -> None:
     assert "overflow" in problems(trained(2.0**30, 4, fused=fused))
 
 
-@pytest.mark.slow
 def test_an_overflow_that_reaches_the_weights_in_spite_of_the_scaler_fails() -> None:
     def apply_by_hand(model: nn.Module) -> None:
         with torch.no_grad():

@@ -69,7 +69,6 @@ def test_the_code_is_short(tensor: torch.Tensor, code: str) -> None:
     assert as_code(tensor) == code
 
 
-@pytest.mark.slow
 def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -94,7 +93,6 @@ def test_a_real_falsifying_example_can_be_pasted(pytester: pytest.Pytester) -> N
     assert same(found["y"], torch.zeros(1, dtype=torch.bfloat16))
 
 
-@pytest.mark.slow
 @settings(max_examples=5)
 @given(tensors("float32", shape=(64, 64)))
 def test_a_large_tensor_is_code_too_though_hypothesis_prints_its_shape_alone(tensor: torch.Tensor) -> None:

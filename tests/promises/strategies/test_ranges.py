@@ -65,7 +65,6 @@ def test_masks_hide_other_keys_than_the_last() -> None:
     assert any(bool(mask.all()) for mask in found)
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize(("low", "high"), [(0.5, 1.0), (0.9, 1.1), (1.0, 1025.0)])
 def test_the_ends_of_a_log_uniform_range_are_as_rare_as_the_rest(low: float, high: float) -> None:
     found: Counter[float] = Counter()

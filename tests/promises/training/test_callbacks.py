@@ -65,7 +65,6 @@ def step():
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fail_on", ["", ', fail_on="fail"'], ids=["by default", "fail_on=fail"])
 @pytest.mark.parametrize("kind", SCRIPTS)
 @pytest.mark.usefixtures("warm_processes")
@@ -108,7 +107,6 @@ class TestHuggingFace:
 
         return AmpcheckCallback(**settings)
 
-    @pytest.mark.slow
     def test_a_gpt2_under_bfloat16_autocast_is_watched(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -144,7 +142,6 @@ class TestHuggingFace:
         (logged,) = (entry for entry in trainer.state.log_history if "ampcheck/pass" in entry)
         assert logged["ampcheck/pass"] == len(run.of(Verdict.PASS))
 
-    @pytest.mark.slow
     def test_the_weights_are_those_of_a_training_without_it(self, tmp_path: Path) -> None:
         one, other = Net(), Net()
         self.trainer(tmp_path, one, None, bf16=True).train()
@@ -152,7 +149,6 @@ class TestHuggingFace:
 
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
-    @pytest.mark.every(4)
     @pytest.mark.parametrize("bad", [None, 2])
     def test_the_scaler_of_accelerate_is_followed(self, tmp_path: Path, bad: int | None) -> None:
         callback = self.callback(every=1, fail_on="never")
@@ -165,7 +161,6 @@ class TestHuggingFace:
         assert finding.verdict is (Verdict.PASS if bad is None else Verdict.FAIL)
         assert callback.run.coverage.seen["loss scales"] == 21
 
-    @pytest.mark.slow
     def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         trainer = self.trainer(tmp_path, Net(bad=3), callback, max_grad_norm=0.0)
@@ -175,7 +170,6 @@ class TestHuggingFace:
         assert len(runs) == 1
         assert hooks(trainer.optimizer.optimizer) == 0
 
-    @pytest.mark.slow
     def test_after_an_exception_the_block_ends_the_watch(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         trainer = self.trainer(tmp_path, Net(raises=3), callback)
@@ -187,7 +181,6 @@ class TestHuggingFace:
         (run,) = runs
         assert run.coverage.seen["optimizer steps"] == 3
 
-    @pytest.mark.slow
     def test_after_an_exception_the_next_training_ends_the_watch(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         broken = self.trainer(tmp_path, Net(raises=3), callback)
@@ -305,7 +298,6 @@ class TestLightning:
         messages = [f.message for f in callback.run.of(Verdict.FAIL) if f.check == "scaler-protocol"]
         assert [("cleared after the step" in message) for message in messages] == ([] if clears else [True])
 
-    @pytest.mark.slow
     def test_a_failure_raises_at_the_end_of_a_test_by_default(self, tmp_path: Path) -> None:
         callback = self.callback(every=1)
         with collect() as runs, pytest.raises(AssertionError, match="nonfinite-gradient"):

@@ -37,7 +37,7 @@ def failures(*args: object, **kwargs: bool) -> set[str]:
     return {f"{f.check} {f.where.op}" for f in run.of(Verdict.FAIL)}
 
 
-@pytest.mark.parametrize(("seed", "search"), [pytest.param(0, "strong_wolfe", marks=pytest.mark.slow), (2, None)])
+@pytest.mark.parametrize(("seed", "search"), [(0, "strong_wolfe"), (2, None)])
 def test_a_search_among_losses_of_nearly_equal_value_is_no_error(seed, search):
     assert failures(seed, search) == set()
 

@@ -25,7 +25,6 @@ def of_count(run: ampcheck.Run) -> list[Finding]:
     return [f for f in run.findings if f.check == "stagnation" and "count" in f.message]
 
 
-@pytest.mark.slow
 def test_a_count_stops_within_the_planned_steps_or_after_them() -> None:
     (found,) = of_count(ampcheck.audit(counts, steps=8, horizon=5000))
     assert found.verdict is Verdict.FAIL

@@ -85,7 +85,6 @@ def test_noise_added_to_scaled_gradients_depends_on_the_scale():
     assert failed(amp_loop(between=between))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
     model, optimizer, scaler = parts()
@@ -111,7 +110,6 @@ def test_a_penalty_on_scaled_gradients_is_found_at_its_line(good):
         assert "test_invariance.py" in gradient.hint
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_small_difference_that_comes_from_weights_is_found(good):
     """A temperature that no optimizer steps: its update by hand divides by the scale of the next step."""
@@ -158,7 +156,6 @@ def test_a_scale_that_was_that_of_two_updates_is_not_judged():
     assert line_of(found).startswith("temperature.sub_")
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_a_second_loss_that_is_not_scaled_is_found(good):
     model, optimizer, scaler = parts()
@@ -175,7 +172,6 @@ def test_a_second_loss_that_is_not_scaled_is_found(good):
     assert bool(failed(loop_of(model, optimizer, scaler, step))) is not good
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("good", [True, False])
 def test_an_update_between_two_optimizers_is_found(good):
     one, two = mlp(seed=1), mlp(seed=2)
@@ -222,7 +218,6 @@ def test_a_loss_that_is_divided_by_the_new_scale_is_found_as_a_value(good):
         assert found[0].where.module == ""
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("every", [2, 4])
 def test_accumulated_gradients_pass(every):
     model, optimizer, scaler = parts()
@@ -243,7 +238,6 @@ def test_accumulated_gradients_pass(every):
     assert found.verdict is Verdict.PASS, found.message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("every", [1, 2])
 def test_gradients_that_accumulate_across_an_update_are_found(every):
     """One optimizer steps in every step, and the scale may change; the other gathers gradients over `every` steps."""
@@ -313,7 +307,6 @@ def test_a_gradient_that_is_zero_in_mathematics_passes():
     assert found.verdict is Verdict.PASS, found.message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_gradients_that_vanish_at_scale_1_change_no_branch_of_later_steps(scaled):
     """A loss so small that at scale 1 no weight moves, and steps so large that signs in a ReLU turn."""

@@ -40,7 +40,6 @@ def test_gradients_that_are_never_cleared_fail_at_the_backward_pass() -> None:
     assert finding.where.line == train.__code__.co_firstlineno + 3
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("every", [2, 3])
 def test_gradients_that_accumulate_over_micro_batches_do_not(every: int) -> None:
     def train() -> None:

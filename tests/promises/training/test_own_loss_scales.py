@@ -14,7 +14,6 @@ def _audit(test: Test, **options: Any) -> Run:
     return audit(own_loss_scale(test, **options))
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize("unscale_first", [False, True], ids=["test then unscale", "unscale then test"])
 @pytest.mark.parametrize("name", TESTS)
 def test_steps_that_code_skips_for_a_lower_scale_are_no_defect(name: str, unscale_first: bool) -> None:
@@ -22,11 +21,9 @@ def test_steps_that_code_skips_for_a_lower_scale_are_no_defect(name: str, unscal
     assert not run.failed, [f.message for f in run.of(Verdict.FAIL)]
 
 
-@pytest.mark.slow
 def test_a_step_that_is_made_with_infinities_fails() -> None:
     assert any(f.check == "overflow" for f in _audit(TESTS["a number"], skips=False).of(Verdict.FAIL))
 
 
-@pytest.mark.slow
 def test_a_scale_that_never_falls_makes_no_step_and_fails() -> None:
     assert any(f.check == "overflow" for f in _audit(TESTS["a number"], backs_off=False).of(Verdict.FAIL))

@@ -79,7 +79,6 @@ def watched(writer: Any, *, every: int = 1, steps: int = 30, init_scale: float =
     return loop
 
 
-@pytest.mark.slow
 def test_the_figures_of_each_measured_step_are_those_of_plain_pytorch() -> None:
     kept = Kept()
     loop = watched(kept)
@@ -171,7 +170,6 @@ def test_a_block_that_raises_writes_what_was_found_until_then() -> None:
     assert len(kept.runs) == 1
 
 
-@pytest.mark.slow
 def test_the_callback_of_the_trainer_writes_too(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from transformers import Trainer, TrainingArguments
@@ -253,7 +251,6 @@ def test_a_summary_writer_of_the_users_own_stays_open(tmp_path: Path) -> None:
         TensorBoardWriter(3)
 
 
-@pytest.mark.slow
 def test_wandb_keeps_the_steps_the_table_and_the_counts_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +275,6 @@ def test_wandb_keeps_the_steps_the_table_and_the_counts_offline(
     assert list(tmp_path.rglob("*.wandb"))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb")])
 @pytest.mark.usefixtures("warm_processes")
 def test_a_missing_package_is_one_sentence_with_the_extra_to_install(name: str, package: str) -> None:

@@ -43,13 +43,11 @@ def told(rows: list[Row]) -> list[str]:
     return [f"{r.op} ({r.rule}) given {r.given}: {r.difference}: {r.one} against {r.other}" for r in rows]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_there_is_a_call_of_every_overload_that_autocast_knows(device: str, calls: op_samples.Calls) -> None:
     assert set(registered(device)) - set(calls) == set()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("device", "low"), PLACES, ids=str)
 def test_autocast_does_to_every_op_what_the_probed_rule_says(
     device: str, low: torch.dtype, calls: op_samples.Calls
@@ -60,7 +58,6 @@ def test_autocast_does_to_every_op_what_the_probed_rule_says(
     assert missed <= (NOT_RUN_BY_FAKE_TENSORS if device != "cpu" else set())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("device", "low"), PLACES, ids=str)
 def test_under_emulation_every_op_gives_the_bits_that_the_rule_gives(
     device: str, low: torch.dtype, calls: op_samples.Calls
@@ -70,7 +67,6 @@ def test_under_emulation_every_op_gives_the_bits_that_the_rule_gives(
     assert {row.op for row in rows if row.looked_at} == set(registered(device))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES[1:])
 def test_an_emulated_op_gives_the_dtypes_of_the_device_unless_the_kernels_differ_without_autocast(
     device: str, calls: op_samples.Calls
@@ -80,7 +76,6 @@ def test_an_emulated_op_gives_the_dtypes_of_the_device_unless_the_kernels_differ
     assert sum(not row.difference and not row.one.raised for row in rows) > 500
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_wrong_rule_of_any_op_would_be_seen(device: str, calls: op_samples.Calls) -> None:
     true = policy(device, torch.float16)

@@ -77,9 +77,7 @@ def judged(tmp_path: Path, parts: dict[str, str]) -> Run:
 
 
 def cases(parts: dict[str, dict[str, str]]) -> list[Any]:
-    """The first two always, the others where slow ones run."""
-    names = list(parts)
-    return [pytest.param(parts[n], id=n, marks=[pytest.mark.slow] * (names.index(n) > 1)) for n in names]
+    return [pytest.param(part, id=name) for name, part in parts.items()]
 
 
 @pytest.mark.parametrize("parts", cases(ASKS))

@@ -33,7 +33,6 @@ def demo_on_cuda() -> PolicyCalls:
     return measure_calls(demo.subject(), device="cuda", dtype="float16")
 
 
-@pytest.mark.slow
 def test_each_op_is_told_with_its_rule_and_module_and_the_users_line(demo_on_cuda: PolicyCalls) -> None:
     norms = of(demo_on_cuda, "aten::layer_norm")
     assert {call.rule for call in norms} == {"fp32"}
@@ -49,7 +48,6 @@ def test_dtypes_are_told_before_and_after_autocast(demo_on_cuda: PolicyCalls) ->
     assert norm.dtypes == "float32 float32 float32 -> float32 float32 float32"
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_told_dtypes_are_those_in_which_the_modules_compute(device: str, dtype: torch.dtype) -> None:
@@ -76,7 +74,6 @@ def test_the_told_dtypes_are_those_in_which_the_modules_compute(device: str, dty
     assert len(got) == 5
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 def test_every_recorded_op_has_an_autocast_kernel_somewhere_and_the_rule_of_the_device(device: str) -> None:
     recorded = measure_calls(demo.subject(), device=device)

@@ -65,13 +65,11 @@ def failures(path: Path, device: str) -> list[Finding]:
     return [finding for finding in findings(path, device) if finding.verdict is Verdict.FAIL]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("script", "device"), HEALTHY)
 def test_a_healthy_script_is_silent(script: str, device: str) -> None:
     assert failures(SCRIPTS / f"{script}.py", device) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("script", "device", "right", "wrong", "check", "line"), MISTAKES)
 def test_a_mistake_is_found_at_its_line(
     script: str, device: str, right: str, wrong: str, check: str, line: str, tmp_path: Path

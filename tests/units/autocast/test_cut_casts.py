@@ -277,7 +277,6 @@ def failures(seen: Watched) -> list[Finding]:
     return list(seen.run.of(Verdict.FAIL))
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LOSE)
 def test_every_weight_that_loses_its_gradient_is_named(name: str, dtype: torch.dtype) -> None:
@@ -294,7 +293,6 @@ def test_since_2_11_the_same_code_loses_none_and_passes(name: str) -> None:
     assert (missing, failures(seen)) == (set(), [])
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("release", [BEFORE, SINCE])
 @pytest.mark.parametrize("code", HEALTHY)
 def test_code_that_loses_no_gradient_passes(code: Callable[[Any, Region], None], release: str) -> None:

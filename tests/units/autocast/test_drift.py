@@ -57,7 +57,6 @@ def test_a_policy_does_not_differ_from_itself(one: Policy) -> None:
     assert compare(one, one).changes == ()
 
 
-@pytest.mark.slow
 @given(policies, policies)
 def test_the_changes_lead_from_one_policy_to_the_other_and_back(one: Policy, other: Policy) -> None:
     changed = dict(one.ops)
@@ -209,7 +208,6 @@ def test_nothing_compared_is_no_pass() -> None:
 # The installed PyTorch -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "mps"])
 def test_the_installed_pytorch_does_what_its_snapshot_says(device: str, dtype: str | torch.dtype) -> None:
@@ -238,7 +236,6 @@ except AssertionError as error:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_a_planted_kernel_on_an_op_of_pytorch_is_found_and_named() -> None:
     said = planted("""
 off = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -254,7 +251,6 @@ library.impl("relu", lambda x: torch.ops.aten.relu.default(x.float()), "Autocast
     assert "aten::relu should be treated as in" in said
 
 
-@pytest.mark.slow
 def test_without_a_planted_kernel_that_process_passes() -> None:
     assert "Verdict.PASS" in planted("")
 

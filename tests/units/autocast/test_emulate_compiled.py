@@ -33,7 +33,7 @@ def product_and_exp(x: Tensor, w: Tensor) -> Tensor:
         return (x @ w).exp()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_function_compiled_before_inside_and_after_follows_the_policy_of_the_moment(backend: str) -> None:
     function = torch.compile(product_and_exp, backend=backend, fullgraph=True)
 
@@ -96,7 +96,6 @@ def test_every_op_by_python_kernels_compiles_to_the_same_bits_as_by_pytorchs() -
     assert all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(native, ours, strict=True))
 
 
-@pytest.mark.slow
 def test_processes_that_share_inductors_cache_do_not_share_an_emulated_graph(tmp_path: Path) -> None:
     # Without `enable_autograd_cache=False` all four are float32: AOTAutograd's key does not know of our kernels.
     emulated = "with emulate('cpu', release='2.4'): compiled()\n"

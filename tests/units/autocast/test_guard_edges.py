@@ -80,7 +80,6 @@ def test_a_block_that_trains_is_evidence_for_every_check(check: str) -> None:
     assert bad(judged(run, check)) == []
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("checks", [None, ["autocast-state"], ["autocast-thread"]])
 def test_a_training_loop_that_runs_no_op_fails(checks: list[str] | None) -> None:
     model = nn.Linear(4, 1)

@@ -158,8 +158,7 @@ def test_a_lock_behind_a_symlink_is_written_where_it_lies(tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.rglob("*")} == {NAME, "all.json", "shared"}
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("factory", ["gpt2", pytest.param("t5", marks=pytest.mark.slow), "vit"])
+@pytest.mark.parametrize("factory", ["gpt2", "t5", "vit"])
 def test_real_models_are_as_locked_and_lock_to_the_same_bytes(factory: str, tmp_path: Path) -> None:
     target = LockTarget.of(f"{TRANSFORMERS}:{factory}", tmp_path)
     write_lock(target, dtype="bfloat16")
@@ -170,7 +169,6 @@ def test_real_models_are_as_locked_and_lock_to_the_same_bytes(factory: str, tmp_
     assert b"transformers/" in first
 
 
-@pytest.mark.slow
 def test_a_subject_is_locked_beside_the_caller_or_where_it_is_told(tmp_path: Path) -> None:
     assert LockTarget.of(demo.subject()).file == Path(__file__).parent / NAME
     with updating() as written:
@@ -272,7 +270,6 @@ def test_a_change_of_the_model_is_told_as_such(model: Path, change: str) -> None
     assert "--ampcheck-update" in message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_update_takes_the_change_over(model: Path, change: str) -> None:
     lock(model, device="cuda", dtype="float16")

@@ -123,7 +123,6 @@ def test_an_op_made_of_others_of_which_none_is_low_precision_is_a_warning_and_na
     assert "because of its inputs, is aten::cat" in finding.message
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize(("factory", "verdict"), [("gpt2", "pass"), ("vit", "pass"), ("t5", "warn")])
 def test_the_gap_of_real_models(factory: str, verdict: str) -> None:
     finding, table = gap(of(factory))
@@ -131,7 +130,6 @@ def test_the_gap_of_real_models(factory: str, verdict: str) -> None:
     assert len(table.rows) > 2
 
 
-@pytest.mark.slow
 def test_the_demo_has_no_gap() -> None:
     finding, _ = gap(demo.subject())
     assert finding.verdict is Verdict.PASS

@@ -56,7 +56,6 @@ def verdicts(findings: list[Finding]) -> list[Verdict]:
     return [finding.verdict for finding in findings]
 
 
-@pytest.mark.slow
 def test_an_op_that_gives_another_dtype_compiled_fails_with_its_place() -> None:
     with collect() as runs, pytest.raises(AssertionError, match="linalg_pinv") as raised:
         ampcheck.assert_dtypes(PseudoInverse(), (torch.randn(4, 4),), {"aten::*": None})
@@ -88,7 +87,6 @@ def test_a_number_among_the_operands_a_copy_and_an_empty_result_are_no_finding()
     assert [f.verdict for f in check_op_dtypes(found)] == [Verdict.PASS]
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)], ids=str)
 def test_what_an_op_keeps_for_backward_is_no_finding(norm: nn.Module) -> None:
     found = observe_ops(lambda x: norm(x.half()), (torch.randn(3, 4),), dtype="float16")

@@ -55,7 +55,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot("2.13.0", draw(words), draw(words), "2026-01-31", held)
 
 
-@pytest.mark.slow
 @given(snapshots())
 def test_a_snapshot_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, taken: Snapshot) -> None:
     path = tmp_path_factory.mktemp("snapshot") / "torch-2.13.json"
@@ -64,7 +63,6 @@ def test_a_snapshot_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathF
     assert json.loads(path.read_text(encoding="utf-8")) == taken.to_json()
 
 
-@pytest.mark.slow
 @given(snapshots())
 def test_each_op_has_a_line_of_its_own(tmp_path_factory: pytest.TempPathFactory, taken: Snapshot) -> None:
     path = tmp_path_factory.mktemp("snapshot") / "s.json"
@@ -188,7 +186,6 @@ WRONG = [
 ]
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(("path", "wrong"), WRONG, ids=[f"{'.'.join(path)}={wrong}" for path, wrong in WRONG])
 def test_a_value_of_a_wrong_type_is_refused(tmp_path: Path, path: tuple[str, ...], wrong: Any) -> None:
     data = sound()

@@ -141,7 +141,6 @@ def test_real_autocast_of_the_cpu_does_what_the_policy_says_in_any_nesting(
     assert got.difference(wanted, values=True) == "", (got, wanted)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @given(many=st.lists(st.tuples(calls(), regions), min_size=1, max_size=2))
 def test_emulated_autocast_does_what_the_policy_says_in_any_nesting(

@@ -37,7 +37,6 @@ def test_each_record_that_a_check_needs_is_made_outside_of_the_checks() -> None:
     assert needed <= made
 
 
-@pytest.mark.slow
 def test_only_a_declared_check_builds_findings() -> None:
     assert {path.name for path in SOURCES if builders(path.read_text(encoding="utf-8"))} == {"check.py"}
 
@@ -72,7 +71,6 @@ def test_a_pass_over_nothing_is_a_skip() -> None:
         check.finding(Verdict.PASS, "model", "all is well")
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("slug", REGISTRY)
 def test_a_page_has_all_four_texts(slug: str) -> None:
     page = explain(slug)

@@ -105,11 +105,10 @@ def interrupt(audit: subprocess.Popen[str]) -> None:
     os.killpg(audit.pid, signal.SIGINT)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "judged", "number"),
     [
-        pytest.param("first", 0, signal.SIGINT, marks=pytest.mark.slow),
+        ("first", 0, signal.SIGINT),
         ("second", 1, signal.SIGINT),
         ("second", 1, signal.SIGTERM),
         ("loop", 1, signal.SIGINT),
@@ -138,7 +137,6 @@ def test_an_interrupt_leaves_a_report_of_what_was_judged_marked_as_incomplete(
         assert "FAIL overflow: targets.py:second [float16, eager]" in out
 
 
-@pytest.mark.slow
 def test_eager_verdicts_are_printed_before_anything_is_compiled_and_a_second_interrupt_ends_at_once(
     folder: Path,
 ) -> None:
@@ -165,7 +163,6 @@ def test_a_handler_that_python_did_not_install_stays(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("target", ["overflow", "sound"])
 @pytest.mark.usefixtures("warm_processes")
 def test_the_command_of_a_finding_finds_it_again_and_no_other(

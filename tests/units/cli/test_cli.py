@@ -216,7 +216,6 @@ AUDITS = {
 }
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("name", AUDITS)
 def test_a_usage_error_is_one_line_and_nothing_is_written(
     folder: Path, capfd: pytest.CaptureFixture[str], name: str
@@ -296,7 +295,6 @@ def test_a_file_that_does_not_import_is_a_usage_error(
     assert "cannot import broken.py" in done.err
 
 
-@pytest.mark.slow
 def test_a_usage_error_of_a_process_is_one_line_without_a_traceback(folder: Path) -> None:
     done = process("audit", "targets.py:float32", *QUICK, "--json", "run.json", folder=folder)
     assert is_usage_error(done), done
@@ -340,7 +338,6 @@ def test_explain_lists_every_check_and_rule_in_one_line_each(capfd: pytest.Captu
     assert all(len(line.split()) > 4 and line.endswith(".") for line in done.out.splitlines())
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("slug", REGISTRY)
 def test_explain_prints_the_whole_page(capfd: pytest.CaptureFixture[str], slug: str) -> None:
     done = command(capfd, "explain", slug)

@@ -93,7 +93,6 @@ def test_the_generated_tests_judge_the_model(nanogpt: Path) -> None:
     assert "policy-drift" in done.stdout
 
 
-@pytest.mark.slow
 def test_the_generated_tests_judge_compiled_code_and_measure_speed(nanogpt: Path, tmp_path: Path) -> None:
     done = python(
         nanogpt, "-m", "pytest", "-q", "-k", "compiled", f"--ampcheck-history={tmp_path}", "-p", "no:cacheprovider"
@@ -114,7 +113,6 @@ def test_the_lock_names_files_of_the_repository(nanogpt: Path) -> None:
     assert "ampcheck-init" not in text
 
 
-@pytest.mark.slow
 def test_the_target_is_audited_by_its_name_in_pyproject(nanogpt: Path) -> None:
     done = python(nanogpt, "-m", "ampcheck", "audit", "--fast", "--dtype=bfloat16", "-q")
     assert done.returncode == 0, done.stderr
@@ -160,7 +158,6 @@ def test_targets_that_exist_stay(tmp_path: Path, no_trial: None) -> None:
     assert (tmp_path / "pyproject.toml").read_text(encoding="utf-8") == text
 
 
-@pytest.mark.slow
 def test_code_runs_in_a_copy_and_leaves_nothing_in_the_repository(tmp_path: Path) -> None:
     text = "from torch import nn\nopen('log.txt', 'w')\nclass Net(nn.Linear):\n    def __init__(self):\n"
     text += "        super().__init__(4, 4)\n    def forward(self, x):\n        return super().forward(x)\n"
@@ -206,7 +203,6 @@ def test_on_a_terminal_it_shows_the_plan_and_asks_once(
 # Other shapes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_package_below_src_is_imported_from_there(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, SRC)), "--yes"]) == 0
     text = (tmp_path / "tests/test_amp.py").read_text(encoding="utf-8")
@@ -218,7 +214,6 @@ def test_a_package_below_src_is_imported_from_there(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.slow
 def test_arguments_that_nobody_can_guess_are_asked_for_and_never_pass(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +232,6 @@ def test_arguments_that_nobody_can_guess_are_asked_for_and_never_pass(
     assert audit.stderr.splitlines()[-1] == f"ampcheck: tests/test_amp.py:net raised FillIn: {missing}"
 
 
-@pytest.mark.slow
 def test_filling_in_what_is_asked_for_is_all_that_is_left_to_do(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, UNGUESSABLE)), "--yes"]) == 0
     path = tmp_path / "tests/test_amp.py"
@@ -250,7 +244,6 @@ def test_filling_in_what_is_asked_for_is_all_that_is_left_to_do(tmp_path: Path) 
     assert "1 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.slow
 def test_an_empty_folder_gets_a_place_for_a_model(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, {})), "--yes"]) == 0
     assert targets_of(tmp_path) == ["tests/test_amp.py:model"]
@@ -259,7 +252,6 @@ def test_an_empty_folder_gets_a_place_for_a_model(tmp_path: Path) -> None:
     assert "fill in a model and its inputs" in " ".join(done.stdout.split())
 
 
-@pytest.mark.slow
 def test_a_training_function_that_runs_becomes_a_target(tmp_path: Path) -> None:
     assert main(["init", str(write(tmp_path, TRAINING)), "--yes"]) == 0
     assert targets_of(tmp_path) == ["train.py:main"]
@@ -274,7 +266,6 @@ def with_options(options: str) -> dict[str, str]:
     return {"train.py": "import argparse\n" + text}
 
 
-@pytest.mark.slow
 def test_a_script_with_a_required_option_is_asked_for_it(tmp_path: Path) -> None:
     files = with_options("p = argparse.ArgumentParser(); p.add_argument('data'); p.parse_args()")
     assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
@@ -283,7 +274,6 @@ def test_a_script_with_a_required_option_is_asked_for_it(tmp_path: Path) -> None
     assert "fill in the options data of its command line, for train.py" in " ".join(done.stdout.split())
 
 
-@pytest.mark.slow  # the command as for a function without options; test_reading.py has the parser
 def test_a_script_whose_options_all_have_defaults_runs_without_a_line_to_fill_in(tmp_path: Path) -> None:
     files = with_options("p = argparse.ArgumentParser(); p.add_argument('--lr', default=0.1); p.parse_args()")
     assert main(["init", str(write(tmp_path, files)), "--yes"]) == 0
@@ -292,7 +282,6 @@ def test_a_script_whose_options_all_have_defaults_runs_without_a_line_to_fill_in
     assert "1 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_transformers_is_tried_small_and_without_network(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     assert main(["init", str(write(tmp_path, TRANSFORMERS)), "--yes"]) == 0
@@ -310,7 +299,6 @@ def test_a_file_that_no_import_statement_can_name_is_noted(tmp_path: Path, capsy
     assert targets_of(tmp_path) == ["tests/test_amp.py:model"]
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -396,7 +384,6 @@ def test_a_failure_in_the_middle_leaves_nothing_half_written(
     assert not (tmp_path / "tests").exists()
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["ampcheck.yml", "pyproject.toml"])
 @pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
 def test_an_interrupt_in_the_middle_leaves_nothing_half_written(
@@ -442,7 +429,6 @@ def commands_of(workflow: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-@pytest.mark.slow
 def test_the_workflow_names_only_commands_and_options_that_exist(nanogpt: Path) -> None:
     ours = [words[1:] for words in commands_of(workflow_of(nanogpt)) if words[0] == "ampcheck"]
     assert {words[0] for words in ours} == {"audit", "speed", "history"}
@@ -474,7 +460,6 @@ def test_without_git_the_workflow_is_in_the_folder(tmp_path: Path, no_trial: Non
 FOLDERS = ["examples/mnist", "my proj #1", ".research/m", "a: b", "'a' \"b\"", "*", "größe", "true"]
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_of_a_repository_gets_its_workflow_at_the_top(tmp_path: Path, folder: str, no_trial: None) -> None:
     write(tmp_path, {f"{folder}/readme.txt": ""})

@@ -92,7 +92,6 @@ def test_what_cannot_be_written_is_told_before_anything_runs(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_text_fits_into_eighty_columns_and_page_and_json_hold_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,12 +147,11 @@ def test_a_device_that_is_not_there_is_told_for_what_needs_it() -> None:
     assert run.findings[0].message == "ulp needs the device itself, and cuda is not there"
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "name",
     [
         *("anatomy", "exp", "policy", "flow", "underflow", "stagnation"),
-        pytest.param("confounders", marks=pytest.mark.slow),
+        "confounders",
     ],
 )
 def test_an_experiment_runs_to_its_end_here_and_its_charts_can_be_drawn(name: str) -> None:
@@ -313,8 +311,7 @@ with torch.profiler.profile(profile_memory=True):
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["lab"], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("arguments", [["lab"], []])
 def test_pytorchs_cpp_is_quiet_during_the_lab(arguments: list[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
     env["KINETO_LOG_LEVEL"] = "99"

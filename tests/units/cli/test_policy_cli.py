@@ -132,7 +132,6 @@ def test_diff_of_two_devices_names_what_they_treat_otherwise(policy: Any) -> Non
     assert found["aten::softmax.int"][1]["rule"] == "fp32_set_opt_dtype"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED_IS_SHIPPED, reason="the installed PyTorch has no shipped snapshot")
 def test_the_installed_pytorch_differs_from_its_snapshot_by_its_build_alone(policy: Any) -> None:
     data = json.loads(policy("diff", release_of(torch.__version__), "installed", "--json").out)
@@ -233,7 +232,6 @@ def test_explain_of_a_recurrent_layer_says_where_it_ends_on_cuda(policy: Any, op
     assert "_cudnn_rnn" not in policy("explain", op, "--torch", "2.13", "--device", "cpu").out
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("written", ["softmax", "F.softmax", "torch.softmax", "log_softmax", "cumsum", "norm", "sum"])
 @pytest.mark.parametrize("release", releases())
 def test_explain_begins_with_the_overload_that_has_a_rule_on_most_devices(
@@ -257,7 +255,6 @@ def test_explain_can_be_asked_about_one_device(policy: Any) -> None:
     assert "mps" not in policy("explain", "layer_norm", "--torch", "2.13", "--device", "cuda").out
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("command", ["show gpu", "explain mm --device gpu", "diff 2.4 2.6 --device gpu"])
 @pytest.mark.parametrize("release", ["2.4", "2.13", "installed"])
 def test_a_device_that_is_none_is_refused_with_those_that_the_data_has(policy: Any, command: str, release: str) -> None:
@@ -319,7 +316,6 @@ def test_markdown_is_whole_tables(policy: Any, command: tuple[str, ...]) -> None
         assert len({line.count("|") for line in block}) == 1
 
 
-@pytest.mark.every(8)
 @each_command
 def test_what_is_known_of_releases_is_told_without_torch(command: tuple[str, ...]) -> None:
     program = (
@@ -329,7 +325,6 @@ def test_what_is_known_of_releases_is_told_without_torch(command: tuple[str, ...
     subprocess.run([sys.executable, "-c", program, "policy", *command], check=True, capture_output=True, timeout=120)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not INSTALLED_IS_SHIPPED, reason="the installed PyTorch has no shipped snapshot")
 def test_explain_needs_no_torch_where_the_installed_release_is_shipped() -> None:
     test_what_is_known_of_releases_is_told_without_torch(("explain", "layer_norm"))

@@ -27,7 +27,6 @@ def shares(lines: list[str]) -> dict[str, int]:
     return {found[2]: int(found[1]) for line in lines if (found := re.match(r" +(\d+)% █+ +(\S+)", line))}
 
 
-@pytest.mark.slow
 def test_each_stage_has_its_seconds_its_memory_and_its_functions() -> None:
     profile = Profile()
     profile.begin("both")
@@ -57,7 +56,6 @@ def test_the_stack_of_the_audit_is_sampled_and_not_that_of_other_threads() -> No
     assert "test_profile.py:slow" not in shares(profile.lines())
 
 
-@pytest.mark.slow
 def test_an_audit_prints_its_stages_and_ampchecks_own_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

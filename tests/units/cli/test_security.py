@@ -74,7 +74,6 @@ def seen(folder: Path, words: str) -> tuple[int, str]:
     return done.returncode, noted.read_text(encoding="utf-8") if noted.exists() else ""
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("words", QUIET)
 def test_a_command_that_only_reads_imports_neither_pytorch_nor_a_target_and_unpickles_nothing(
     tmp_path: Path, words: str

@@ -392,7 +392,6 @@ def test_the_commands_of_the_guide_have_their_options(guide: str) -> None:
             assert _parser().parse_args(words).command is not None
 
 
-@pytest.mark.slow
 def test_the_commands_of_the_guide_run(guide: str, tmp_path: Path) -> None:
     file = re.search(r'```python title="subject.py"\n(.*?)```', guide, re.DOTALL)
     assert file is not None

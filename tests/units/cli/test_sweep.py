@@ -153,7 +153,6 @@ def test_a_target_that_kills_its_process_is_a_row_with_the_reason_and_never_the_
         assert name in table
 
 
-@pytest.mark.slow
 def test_a_target_that_takes_too_long_is_ended_and_the_next_sweep_tries_it_again(sweep: Any, folder: Path) -> None:
     targets = listed(folder, "sleeps")
     for limit in ("2", "1"):
@@ -163,7 +162,6 @@ def test_a_target_that_takes_too_long_is_ended_and_the_next_sweep_tries_it_again
     assert sweep(targets, "--json", "all.json").code == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["audit", "compilation"])
 def test_temporary_files_of_a_target_that_is_ended_are_removed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -186,7 +184,6 @@ def edited(folder: Path, name: str) -> None:
     path.write_text(path.read_text() + "\n")
 
 
-@pytest.mark.slow
 def test_a_result_is_used_again_until_the_code_of_its_target_changes(sweep: Any, folder: Path) -> None:
     targets = listed(folder, "sound")
     said = sweep(targets)
@@ -243,7 +240,6 @@ def test_the_code_of_a_target_is_its_repository_or_what_stands_beside_it(folder:
     assert CodeDigests().of("package.inner.model:subject") != module
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the memory of a process is read from /proc")
 def test_a_target_that_needs_too_much_memory_is_ended_and_the_peak_is_reported(sweep: Any, folder: Path) -> None:
     said = sweep(listed(folder, "devours", "sound"), "--memory", "0.8", "--json", "all.json")
@@ -254,7 +250,6 @@ def test_a_target_that_needs_too_much_memory_is_ended_and_the_peak_is_reported(s
     assert said.code == 2  # one was not judged
 
 
-@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_ended_and_starts_over_when_an_option_changes(sweep: Any, folder: Path) -> None:
     first = sweep(listed(folder, "sound"), "--json", "first.json")
     assert started(folder) == ["sound"]
@@ -273,7 +268,6 @@ def test_a_sweep_goes_on_where_it_ended_and_starts_over_when_an_option_changes(s
     assert changed.out.count("audited again") == 1
 
 
-@pytest.mark.slow
 def test_a_damaged_result_is_audited_again_and_fresh_audits_all(sweep: Any, folder: Path) -> None:
     targets = listed(folder, "sound")
     sweep(targets)
@@ -286,7 +280,6 @@ def test_a_damaged_result_is_audited_again_and_fresh_audits_all(sweep: Any, fold
     assert started(folder) == ["sound"] * 3
 
 
-@pytest.mark.slow
 def test_a_collection_a_folder_with_a_zoo_and_a_pattern_name_targets(sweep: Any, folder: Path) -> None:
     said = sweep("models.py:MODELS", "--only", "heal*", "--json", "all.json")
     assert list(rows_of(folder / "all.json")) == ["healthy"]

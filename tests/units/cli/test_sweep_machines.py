@@ -77,7 +77,6 @@ def test_shards_at_a_url_are_merged_and_a_shard_that_lacks_is_said(
     assert "2 results are from an earlier sweep" in out
 
 
-@pytest.mark.slow
 def test_audits_of_another_executor_are_those_of_this_machine(ampcheck: Callable[..., Said], tmp_path: Path) -> None:
     pool = ("--executor", "concurrent.futures:ProcessPoolExecutor")
     assert ampcheck("sweep", "models.py:MODELS", *pool, "--json", "there.json")[0] == 1

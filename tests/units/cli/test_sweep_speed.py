@@ -83,7 +83,6 @@ def test_a_gain_that_is_not_known_well_enough_has_no_part_in_the_mean() -> None:
     assert means.rows == [("compiled", 1, 2.0, None, None, 1, 0, 1)]
 
 
-@pytest.mark.slow
 def test_models_are_compiled_timed_and_started_and_one_that_runs_by_itself_is_a_row_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,9 +128,7 @@ def assert_accurate(model: Any, calls: Any, steps: int = 1, optimizer: Optimizer
     return assert_compiled(model, calls, **{"checks": tuple(CHECKS), "accuracy": accuracy, **more})
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(None, marks=pytest.mark.slow), "bfloat16", pytest.param("float16", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float16"])
 def test_a_healthy_model_passes_with_outputs_gradients_updates_and_buffers_looked_at(dtype: str | None) -> None:
     run = assert_accurate(Network().train(), torch.randn(24, 16), dtype=dtype, steps=2)
     assert troubles(run) == []
@@ -143,7 +141,6 @@ def test_a_healthy_model_passes_with_outputs_gradients_updates_and_buffers_looke
     assert run.tables
 
 
-@pytest.mark.slow
 def test_adams_sign_noise_on_a_gradient_that_is_zero_to_rounding_is_no_failure() -> None:
     optimizer = torch.optim.AdamW
     run = assert_accurate(Network().train(), torch.randn(24, 16), dtype="bfloat16", steps=3, optimizer=optimizer)
@@ -151,13 +148,11 @@ def test_adams_sign_noise_on_a_gradient_that_is_zero_to_rounding_is_no_failure()
     assert run.coverage.seen["updates"]
 
 
-@pytest.mark.slow
 def test_dropout_is_compared_under_equal_streams() -> None:
     run = assert_accurate(Network(dropout=0.3).train(), torch.randn(24, 16), dtype="bfloat16")
     assert {f.verdict for f in run.findings} == {Verdict.PASS}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [Float32Island, CustomProduct])
 def test_a_backward_that_is_compiled_under_the_forwards_autocast_is_found_with_its_setting(
     model: type[nn.Module],
@@ -169,7 +164,6 @@ def test_a_backward_that_is_compiled_under_the_forwards_autocast_is_found_with_i
     assert "compiled-error" not in str(caught.value), "the forward agrees"
 
 
-@pytest.mark.slow
 def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_setting() -> None:
     def loss(y: Tensor) -> Tensor:
         return (y * 16384).sum()
@@ -180,14 +174,12 @@ def test_a_gradient_that_overflows_in_compiled_code_alone_is_found_with_its_sett
     assert 'backward_pass_autocast = "off"' in found.hint
 
 
-@pytest.mark.slow
 def test_a_counter_that_forward_changes_and_uses_gives_gradients_that_fail() -> None:
     run = judge_accuracy(Plan.of((CountsItsCalls(), (torch.randn(4, 8),)), steps=2))
     found = only(run, "compiled-gradient", Verdict.FAIL)
     assert "fails with backend='aot_eager' as well" in found.message
 
 
-@pytest.mark.slow
 def test_a_truncation_that_inductor_leaves_out_is_found_and_emulated_casts_are_named() -> None:
     def fake_quantised(x: Tensor) -> Tensor:
         return (x * 3.3).half().float().tanh() * 2.0
@@ -197,7 +189,6 @@ def test_a_truncation_that_inductor_leaves_out_is_found_and_emulated_casts_are_n
     assert "emulate_precision_casts = True" in found.hint
 
 
-@pytest.mark.slow
 def test_fused_roundings_that_bring_compiled_code_nearer_to_float64_are_no_finding() -> None:
     def rotated(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         one, two = q.chunk(2, -1)
@@ -210,7 +201,6 @@ def test_fused_roundings_that_bring_compiled_code_nearer_to_float64_are_no_findi
     assert troubles(judge_accuracy(Plan.of((rotated, [given])))) == []
 
 
-@pytest.mark.slow
 def test_a_float32_output_with_float32s_digits_compiled_and_sixteen_bits_in_eager_mode_is_a_warning() -> None:
     def late(x: Tensor) -> Tensor:
         return (300.0 / (x.abs().mean() + 0.1)).float()
@@ -223,7 +213,6 @@ def test_a_float32_output_with_float32s_digits_compiled_and_sixteen_bits_in_eage
     assert troubles(judge_accuracy(Plan.of((early, given)))) == []
 
 
-@pytest.mark.slow
 def test_a_float32_loss_of_a_16_bit_model_is_no_warning() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4)).bfloat16()
     subject = Subject((model, (torch.randn(8, 16).bfloat16(),)), loss=lambda y: y.float().square().mean())
@@ -239,7 +228,6 @@ def test_an_overflow_that_fusion_hides_is_told() -> None:
     assert not run.failed
 
 
-@pytest.mark.slow
 def test_what_eager_mode_refuses_and_compiled_code_accepts_fails() -> None:
     def loss(y: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy(y, target)  # a probability of 3: the sigmoid is missing
@@ -265,7 +253,6 @@ def test_a_model_that_raises_everywhere_was_not_judged_and_fails_by_coverage_alo
     assert "must run to its end; eager mode raises RuntimeError" in only(run, "coverage", Verdict.FAIL).message
 
 
-@pytest.mark.slow
 def test_a_defect_that_begins_at_the_third_call_is_found_and_the_call_is_named() -> None:
     wrong_later = planted(lambda call, out: (out[0] * (1.001 if call >= 2 else 1.0), *out[1:]))
     calls = [(torch.full((8,), float(n)),) for n in range(1, 5)]
@@ -326,7 +313,6 @@ def test_random_numbers_that_cannot_be_made_equal_are_a_skip_and_never_a_verdict
     assert not run.failed
 
 
-@pytest.mark.slow
 def test_numbers_of_numpy_that_dynamo_draws_from_pytorch_are_named() -> None:
     def noisy(x: Tensor) -> Tensor:
         return x + torch.from_numpy(numpy.random.rand(4, 4)).float()
@@ -357,7 +343,6 @@ def near_a_tie() -> tuple[Experts, Tensor]:
     return model, given
 
 
-@pytest.mark.slow
 def test_an_expert_that_is_chosen_otherwise_near_a_tie_is_a_warning_at_most() -> None:
     model, given = near_a_tie()
     chosen = torch.stack([model.experts[e] @ given[0] for e in (0, 1)])
@@ -385,7 +370,6 @@ def test_the_gradient_of_an_input_that_asks_for_one_is_judged() -> None:
     assert given.grad is None
 
 
-@pytest.mark.slow
 def test_a_model_that_is_compiled_already_is_held_against_itself_in_eager_mode() -> None:
     wrong = planted(lambda call, out: (out[0] * 1.01, *out[1:]))
     compiled = torch.compile(nn.Linear(16, 4), backend=wrong)
@@ -405,7 +389,6 @@ def test_a_model_of_which_nothing_is_compiled_is_no_pass() -> None:
     assert not [f for f in run.findings if f.verdict is Verdict.PASS]
 
 
-@pytest.mark.slow
 def test_a_model_for_inference_whose_state_forbids_a_backward_is_judged_without_one() -> None:
     class Cached(nn.Module):
         def __init__(self) -> None:
@@ -431,7 +414,6 @@ def test_blocks_are_compiled_one_by_one() -> None:
     assert run.coverage.seen["compiled graphs"] == 3
 
 
-@pytest.mark.slow
 def test_the_users_model_is_left_as_it_was() -> None:
     model = Network().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

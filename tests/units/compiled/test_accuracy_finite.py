@@ -48,7 +48,6 @@ def test_data_that_a_rounding_takes_out_of_the_domain_excuse_no_garbage() -> Non
     assert failure.limit < 0.01
 
 
-@pytest.mark.slow
 def test_data_at_the_edge_of_the_domain_are_no_failure_of_healthy_code() -> None:
     for way in (root_at_its_edge, lambda x, t: torch.sqrt(2 - x) + t):
         run = judge_accuracy(Plan.of((way, [at_the_edge()])), options=CompileOptions("aot_eager"))

@@ -41,7 +41,6 @@ def test_by_default_both_families_are_judged_and_reported_in_one_run(families: l
     assert set(run.coverage.seen) >= {"graphs", "compiled runs", "outputs", "gradients"}
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("checks", "expected"),
     [
@@ -63,7 +62,6 @@ def test_a_family_of_which_no_check_is_named_does_not_run(
     assert {finding.check for finding in run.findings} <= named | {"compiled-exception", "coverage"}
 
 
-@pytest.mark.slow
 def test_a_graph_break_is_a_failure_and_a_limit_allows_it() -> None:
     with pytest.raises(AssertionError, match="graph-break"):
         assert_compiled(Branching(), (X,), options=EAGER, checks="graph-break")

@@ -104,7 +104,6 @@ def test_a_projection_that_overflows_is_named_with_its_op_and_line_and_subject_i
     assert rows(run, "First ops at fault")[0][0] == "mm"
 
 
-@pytest.mark.slow
 def test_the_printed_code_makes_the_model_pass() -> None:
     model, args = stack(hot=1)
     assert "overflow" in failures(audit((model, args), dtype="float16", compile=False))
@@ -112,7 +111,6 @@ def test_the_printed_code_makes_the_model_pass() -> None:
     assert failures(audit((kept, args), dtype="float16", compile=False)) == []
 
 
-@pytest.mark.slow
 def test_the_printed_code_makes_a_16_bit_model_pass_and_keeps_what_carries_the_values_on() -> None:
     """The sum that overflows float16 goes on in float32 to the norm, which must stand it."""
     model, (x,) = stack(hot=2)
@@ -124,7 +122,6 @@ def test_the_printed_code_makes_a_16_bit_model_pass_and_keeps_what_carries_the_v
     assert failures(audit((kept, (x.half(),)), compile=False)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, which is used then")
 def test_a_machine_without_cuda_blames_what_overflows_on_cuda_and_tells_no_step_time() -> None:
     model, args = stack(hot=2)
@@ -149,7 +146,6 @@ def test_a_backward_op_that_overflows_is_named_in_backward() -> None:
     assert (found.where.phase, found.where.module, found.where.op) == ("backward", "1", "aten::mul.Tensor")
 
 
-@pytest.mark.slow
 def test_a_model_that_passes_has_nothing_to_blame_and_the_verdict_says_what_ran() -> None:
     run = quick(stack(None), dtype=("float16", "bfloat16"))
     assert failures(run) == []
@@ -196,7 +192,6 @@ def test_an_exception_of_low_precision_is_blamed_on_the_op_that_raised() -> None
     assert rows(run, "Kept in float32") in ([("0",)], [("1",)])
 
 
-@pytest.mark.slow
 def test_a_graph_that_must_be_whole_and_is_not_is_no_matter_of_precision() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -217,7 +212,6 @@ def test_a_graph_that_must_be_whole_and_is_not_is_no_matter_of_precision() -> No
     assert not any(table.title.startswith("Kept in float32") for table in run.tables)
 
 
-@pytest.mark.slow
 def test_the_budget_of_runs_is_kept_and_told() -> None:
     model, args = stack(None)
     with torch.no_grad():
@@ -261,7 +255,6 @@ class HugeWeights(nn.Module):
         return self.head(self.norm(x + self.down(F.gelu(self.up(self.norm(x))))))
 
 
-@pytest.mark.slow
 def test_a_set_that_mends_eager_mode_alone_is_said_to_and_the_setting_for_the_compiler_is_named() -> None:
     run = blame((HugeWeights(), (torch.randn(8, 16),)), dtype="float16", search=UNTIMED)
     found, setting = only(run), 'torch._functorch.config.backward_pass_autocast = "off"'
@@ -327,7 +320,6 @@ def wrong_tanh(graph: fx.GraphModule, examples: Any) -> Callable[..., Any]:
     return graph.forward
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("breaks", [False, True])
 def test_the_node_that_a_compiler_gets_wrong_is_found_across_all_graphs(breaks: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(Part, "graph_break", breaks)
@@ -361,7 +353,6 @@ def test_a_failure_that_comes_with_nothing_compiled_blames_no_node() -> None:
     assert (found.node, found.runs) == (None, 2)
 
 
-@pytest.mark.slow
 @pytest.mark.needs_torch("2.10", "AOTAutograd takes a part of a graph; before, the result counts it as whole")
 def test_gradients_flow_through_a_cut_graph() -> None:
     model, x = Chain(broken=False), torch.linspace(-1, 1, 5)
@@ -390,7 +381,6 @@ class Rounds(nn.Module):
         return x.to(torch.bfloat16).float()
 
 
-@pytest.mark.slow
 def test_a_rounding_that_inductor_leaves_out_is_blamed_on_the_fusion_and_on_its_module() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Sigmoid(), Rounds(), nn.Tanh()), nn.Linear(8, 8))
@@ -417,7 +407,6 @@ class OwnFloat32(nn.Module):
             return x.float() @ self.weight
 
 
-@pytest.mark.slow
 def test_a_backward_that_is_traced_under_autocast_is_blamed_on_the_tracing_with_the_setting_that_mends_it() -> None:
     torch.manual_seed(0)
     run = blame((nn.Sequential(OwnFloat32(), nn.Softplus()), (torch.randn(8, 16),)), dtype="bfloat16", search=UNTIMED)
@@ -428,7 +417,6 @@ def test_a_backward_that_is_traced_under_autocast_is_blamed_on_the_tracing_with_
     assert 'torch._functorch.config.backward_pass_autocast = "off"' in found.hint
 
 
-@pytest.mark.slow
 def test_what_passes_compiled_has_nothing_to_blame() -> None:
     run = blame(stack(None), dtype="bfloat16")
     assert only(run).verdict is Verdict.PASS

@@ -156,7 +156,6 @@ DEFECTS: dict[str, tuple[Forward, tuple[str, ...]]] = {
 """Each with the checks that fail."""
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_what_compiled_code_alone_does_fails_and_the_same_code_without_it_is_silent(name: str) -> None:
     forward, checks = DEFECTS[name]
@@ -217,7 +216,6 @@ def test_parameters_that_wait_for_their_shape_are_compared_once_they_have_it() -
     assert run.coverage.seen["gradients"] == 2
 
 
-@pytest.mark.slow
 def test_an_update_of_the_users_optimizer_is_judged_where_the_gradient_of_compiled_code_is_wrong() -> None:
     options = CompileOptions("aot_eager")
     for planted in (False, True):
@@ -262,7 +260,6 @@ class Experts(nn.Module):
         return torch.einsum("nij,nj->ni", self.experts[chosen], x)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("rows", "verdict"), [(slice(1), Verdict.WARN), (slice(1, 9), Verdict.FAIL)])
 def test_decisions_that_turn_near_a_tie_are_a_warning_and_others_a_failure(rows: slice, verdict: Verdict) -> None:
     torch.manual_seed(0)

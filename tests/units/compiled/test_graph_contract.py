@@ -80,7 +80,6 @@ def test_a_pytorch_that_compiles_and_tells_nothing_is_a_skip(monkeypatch: pytest
     assert "wrote no record" in stats.unsupported
 
 
-@pytest.mark.slow
 def test_a_pytorch_without_cache_artifacts_and_stances_imports_and_runs() -> None:
     code = (
         "import torch; c = torch.compiler; del c.save_cache_artifacts, c.load_cache_artifacts, c.set_stance\n"

@@ -78,14 +78,12 @@ def test_a_break_is_found_at_its_line_with_reason_and_advice() -> None:
     assert "torch.cond" in found.hint
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("blocks", [1, 3, 5])
 def test_a_break_counts_as_often_as_a_call_runs_into_it(blocks: int) -> None:
     run = judge((nn.Sequential(*(Branching() for _ in range(blocks))), (X,)))
     assert only(run, "graph-break").observed == blocks
 
 
-@pytest.mark.slow
 def test_breaks_up_to_the_limit_pass_and_are_named() -> None:
     model = nn.Sequential(Branching(), Branching())
     run = judge((model, (X,)), max_breaks=2)
@@ -109,7 +107,6 @@ def test_a_break_in_a_loop_leaves_the_function_eager_and_is_told_as_a_break() ->
     assert verdicts(run)["coverage"] == "skip"
 
 
-@pytest.mark.slow
 def test_a_disabled_function_is_a_break_at_its_call_and_nothing_more() -> None:
     class Disabling(Net):
         @torch.compiler.disable
@@ -223,7 +220,6 @@ def test_compilations_by_mode_are_told_when_asked_for_and_no_alarm() -> None:
 # What runs eager -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @torch._dynamo.config.patch(specialize_int=True)  # as releases after 2.6 do for integer attributes of modules
 def test_blocks_beyond_the_limit_are_each_found_eager() -> None:
     stats = measure_graph(Subject(([Indexed(i, False) for i in range(12)], [(X,)])), options=EAGER)

@@ -102,7 +102,6 @@ def function_of_a_compiled_module() -> Callable[..., object]:
     return lambda x: model(x) * 2
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "model",
     [
@@ -136,7 +135,6 @@ def counted(compile: Callable[[nn.Module], object]) -> tuple[object, nn.BatchNor
     return compile(norm), norm
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "compile",
     [

@@ -195,7 +195,6 @@ def scaled() -> dict[str, Any]:
 HEALTHY = [plain, in_place, evaluates, any_length, counts_steps, regional, compiled_optimizer, scaled]
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("make", HEALTHY, ids=lambda make: make.__name__)
 def test_a_loop_that_stays_in_its_graphs_passes_with_the_graphs_as_evidence(make: Callable[[], Any]) -> None:
     run = audit(make(), checks=[*GRAPHS, "coverage"])
@@ -213,7 +212,6 @@ def test_a_loop_without_compiled_code_has_no_findings_about_graphs() -> None:
     assert "graphs" not in run.coverage.seen
 
 
-@pytest.mark.slow
 def test_compile_false_leaves_graphs_out() -> None:
     run = audit(broken(), compile=False)
     assert not {f.check for f in run.findings} & set(GRAPHS)
@@ -223,7 +221,6 @@ def test_compile_false_leaves_graphs_out() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_everything_is_restored_after_the_run_with_compiled_code() -> None:
     training = plain()
     before = copy.deepcopy(training["model"].state_dict())
@@ -244,7 +241,6 @@ def test_a_loop_over_an_iterator_that_ends_is_not_judged_a_second_time() -> None
     assert "second run in eager mode raised" in next(f.message for f in run.of(Verdict.SKIP) if f.check == "coverage")
 
 
-@pytest.mark.slow
 def test_data_are_read_once() -> None:
     model = net()
     compiled = torch.compile(model, backend=BACKEND)
@@ -358,7 +354,6 @@ PLANTED = {
 LEFT_EAGER = pytest.mark.until_torch("2.14", "compile() of a module of PyTorch's own compiles nothing")
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("make", "check"),
     [pytest.param(*case, marks=[LEFT_EAGER] if case[0] is of_torchs_own else []) for case in PLANTED.items()],
@@ -383,7 +378,6 @@ def guards_what_requires_gradients() -> bool:
     return len(compiled) == 2
 
 
-@pytest.mark.slow
 def test_a_layer_that_is_trained_after_it_was_compiled_passes() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
     model[0].requires_grad_(False)
@@ -397,7 +391,6 @@ def test_a_layer_that_is_trained_after_it_was_compiled_passes() -> None:
     assert not graphs(audit(loop(model, compiled, after=after)))
 
 
-@pytest.mark.slow
 def test_a_break_that_the_users_code_asks_for_counts_and_that_of_optimizers_does_not() -> None:
     def step(ask: bool) -> None:
         weight = nn.Parameter(torch.ones(3))
@@ -418,7 +411,6 @@ def test_a_break_that_the_users_code_asks_for_counts_and_that_of_optimizers_does
     assert run.coverage.seen["graphs"] >= 1
 
 
-@pytest.mark.slow
 def test_the_line_that_passes_the_compiled_module_by_is_named() -> None:
     (found,) = graphs(audit(without_wrapper()))
     assert found.where.file.endswith("test_graphs_of_own_code.py")
@@ -442,14 +434,12 @@ def test_weights_that_only_compiled_code_makes_nan_fail() -> None:
     assert "first.weight" in failures[0].message
 
 
-@pytest.mark.slow
 def test_weights_that_eager_mode_makes_nan_too_are_no_matter_of_compilation() -> None:
     model = net()
     compiled = torch.compile(lambda x: model(x) * math.inf, backend=BACKEND)
     assert graphs(audit(loop(model, compiled))) == []
 
 
-@pytest.mark.slow
 def test_numbers_of_a_compiled_function_that_differ_from_eager_mode_fail() -> None:
     """As a weight that is swapped for its backup inside of a compiled function, and keeps the new value."""
 
@@ -477,7 +467,6 @@ def test_numbers_of_a_compiled_function_that_differ_from_eager_mode_fail() -> No
     assert all(f.subject.startswith("subject, update") for f in failures)
 
 
-@pytest.mark.slow
 def test_a_function_that_steps_an_optimizer_is_not_called_on_a_copy() -> None:
     training = compiled_optimizer()
     before = copy.deepcopy(training["model"].state_dict())
@@ -498,7 +487,6 @@ def test_an_exception_of_compiled_code_alone_fails() -> None:
 # Callables -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_callable_that_compiles_is_judged_as_it_runs() -> None:
     def decode(grow: bool) -> torch.Tensor:
         model = torch.compile(nn.Embedding(8, 8), backend=BACKEND, dynamic=False)
@@ -515,7 +503,6 @@ def test_a_callable_that_compiles_is_judged_as_it_runs() -> None:
     assert "graph-break" in checks(run, Verdict.PASS)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["hook", "attribute", "before", "assigned"])
 def test_graphs_that_do_not_see_that_the_model_changed_fail(how: str) -> None:
     def change(model: Net) -> None:
@@ -551,8 +538,7 @@ class UnderAutocast(nn.Module):
             return self.layer(x).float()
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize("how", ["dtype", pytest.param("attribute", marks=pytest.mark.slow), "another", "unchanged"])
+@pytest.mark.parametrize("how", ["dtype", "attribute", "another", "unchanged"])
 def test_graphs_that_keep_the_dtype_of_an_autocast_object_that_was_changed_fail(how: str) -> None:
     context = torch.autocast("cpu", torch.bfloat16)
     model, x = UnderAutocast(), torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -586,7 +572,6 @@ def rounded(self: Scaled, x: torch.Tensor) -> torch.Tensor:
     return nn.functional.linear(x, (self.weight * 8).round() / 8, self.bias)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["called", "called again", "not called", "compiled in it", "reset in it"])
 def test_a_call_by_graphs_from_before_a_patch_fails_though_the_patch_is_gone_by_the_end(how: str) -> None:
     def evaluate() -> None:
@@ -608,7 +593,6 @@ def test_a_call_by_graphs_from_before_a_patch_fails_though_the_patch_is_gone_by_
     assert all("changed after it was compiled" in f.message for f in failures)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("how", ["copied", "equal", "in place", "own", "part", "not called"])
 def test_a_copy_that_runs_the_compiled_forward_of_its_original_fails(how: str) -> None:
     class Outer(nn.Module):
@@ -665,7 +649,6 @@ def test_what_an_added_hook_keeps_is_the_users_and_a_hook_that_nothing_calls_is_
     assert not audit(evaluate).failed
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("called", [True, False])
 def test_graphs_that_drop_elements_where_eager_mode_no_longer_does_fail_if_called(called: bool) -> None:
     def evaluate() -> torch.Tensor:
@@ -692,7 +675,6 @@ def test_a_lazy_module_that_never_ran_leaves_the_rest_of_the_audit() -> None:
     assert "a lazy module" in next(f.message for f in run.of(Verdict.SKIP) if f.check == "coverage")
 
 
-@pytest.mark.slow
 def test_one_recompilation_after_the_model_was_changed_is_intended() -> None:
     def adapt() -> torch.Tensor:
         model = net()
@@ -746,7 +728,6 @@ def test_a_callable_that_trains_is_ended_after_the_observed_steps_again() -> Non
     assert len(taken) < 12
 
 
-@pytest.mark.slow
 def test_compiled_code_that_is_not_compared_is_counted() -> None:
     functions = [eval(f"lambda x: x * {n}") for n in range(2, 8)]
 
@@ -796,7 +777,6 @@ def deciding(optimizer: torch.optim.Optimizer, scheduler: Any) -> Callable[[], o
     return update
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("body", [alone, both])
 def test_an_optimizer_that_steps_beside_a_scheduler_breaks_no_graph_of_the_user(body):
     run = audit(updating(body), checks=GRAPHS)

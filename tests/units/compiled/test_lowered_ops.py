@@ -106,8 +106,8 @@ def line_of(call: Callable[..., Any], text: str) -> int:
     ("kind", "line"),
     [
         (Island, line_of(Island.forward, "self.head(")),
-        pytest.param(Between, line_of(Between.forward, " @ self"), marks=pytest.mark.slow),
-        pytest.param(Custom, line_of(Double.backward, "return"), marks=pytest.mark.slow),
+        (Between, line_of(Between.forward, " @ self")),
+        (Custom, line_of(Double.backward, "return")),
     ],
 )
 def test_a_backward_in_16_bits_of_code_that_eager_mode_differentiates_in_float32_fails(
@@ -120,13 +120,12 @@ def test_a_backward_in_16_bits_of_code_that_eager_mode_differentiates_in_float32
     assert "tried, and it passes" in found.hint
 
 
-@pytest.mark.parametrize("kind", [Plain, pytest.param(Frozen, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [Plain, Frozen])
 def test_ops_that_compiled_code_takes_apart_are_no_lower_than_in_eager_mode(kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     assert failures(judged(kind())) == []
 
 
-@pytest.mark.slow
 def test_autocast_inside_of_what_is_compiled_does_not_reach_its_backward() -> None:
     torch.manual_seed(0)
     assert failures(judged(Inside(), None)) == []

@@ -243,7 +243,6 @@ def test_the_interval_is_that_of_the_sign_test() -> None:
     assert cost.interval == (6, 16)
 
 
-@pytest.mark.slow
 def test_a_slower_step_is_measured_as_slower() -> None:
     small, large = nn.Linear(8, 8), nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
     x, y = torch.ones(2, 8), torch.ones(256, 256)

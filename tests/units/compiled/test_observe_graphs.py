@@ -294,7 +294,6 @@ def python(code: str, *options: str, **environment: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
-@pytest.mark.slow
 def test_a_child_process_that_saves_too_early_is_found() -> None:
     run = judge_graph(Subject(lambda: python("import torch; torch.compiler.save_cache_artifacts()"), name="planted"))
     (found,) = run.of(Verdict.FAIL)
@@ -304,7 +303,6 @@ def test_a_child_process_that_saves_too_early_is_found() -> None:
     assert run.of(Verdict.PASS) == (), "nothing else was looked at"
 
 
-@pytest.mark.slow
 def test_a_child_process_tells_what_it_compiled() -> None:
     code = "import torch; torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2))"
     with recorded_children() as children:

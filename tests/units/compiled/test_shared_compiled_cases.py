@@ -39,10 +39,8 @@ NEEDS = {
 }
 
 
-def slow_where_cold(names: Iterable[str]) -> list[Any]:
-    """The cases, with a mark for the one that starts a process."""
-    slow = {"cmp_cache_artifacts_before_compile": [pytest.mark.slow]}
-    return [pytest.param(name, marks=[*NEEDS.get(name, []), *slow.get(name, [])]) for name in names]
+def cases(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=NEEDS.get(name, [])) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +73,7 @@ def is_at(finding: Finding, name: str, text: str) -> bool:
     return not text or text in lines[(finding.where.line or 1) - 1]
 
 
-@pytest.mark.every(6)
-@pytest.mark.parametrize("name", slow_where_cold(EXPECTED))
+@pytest.mark.parametrize("name", cases(EXPECTED))
 def test_shared_defect_is_found_where_it_is(name: str) -> None:
     check, text = EXPECTED[name]
     run = judged(case(name).buggy, name)
@@ -85,12 +82,11 @@ def test_shared_defect_is_found_where_it_is(name: str) -> None:
     assert all(is_at(finding, name, text) for finding in found)
 
 
-@pytest.mark.parametrize("name", slow_where_cold(name for name in EXPECTED if not name.startswith("cmn_autocast")))
+@pytest.mark.parametrize("name", cases(name for name in EXPECTED if not name.startswith("cmn_autocast")))
 def test_shared_mended_defect_passes(name: str) -> None:
     assert judged(case(name).fixed, name).of(Verdict.FAIL) == ()
 
 
-@pytest.mark.slow
 @pytest.mark.needs_torch("2.7", "integer attributes of modules are constants")
 def test_three_blocks_break_three_times_and_twelve_of_twenty_run_eager() -> None:
     breaks = judged(case("cmp_isinf_branch_graph_break").buggy, "cmp_isinf_branch_graph_break")
@@ -126,9 +122,9 @@ def troubles(run: Run) -> list[Finding]:
     ("name", "check", "verdict"),
     [
         ("cmn_bce_target_not_validated", "compiled-exception", Verdict.FAIL),
-        pytest.param("cmn_item_break_addcdiv_loop", "compiled-error", Verdict.FAIL, marks=pytest.mark.slow),
-        pytest.param("cmn_lowp_cast_elided", "compiled-error", Verdict.FAIL, marks=pytest.mark.slow),
-        pytest.param("cmn_fp8_scale_from_bf16_amax", "compiled-error", Verdict.WARN, marks=pytest.mark.slow),
+        ("cmn_item_break_addcdiv_loop", "compiled-error", Verdict.FAIL),
+        ("cmn_lowp_cast_elided", "compiled-error", Verdict.FAIL),
+        ("cmn_fp8_scale_from_bf16_amax", "compiled-error", Verdict.WARN),
     ],
 )
 def test_a_real_defect_is_judged_rightly(name: str, check: str, verdict: Verdict) -> None:
@@ -136,7 +132,6 @@ def test_a_real_defect_is_judged_rightly(name: str, check: str, verdict: Verdict
     assert [f.verdict for f in found] == [verdict]
 
 
-@pytest.mark.slow
 def test_the_stage_that_errs_is_told() -> None:
     (found,) = troubles(judge_accuracy(Plan.of(case("cmn_item_break_addcdiv_loop").buggy())))
     assert "Inductor's kernels are at fault" in found.message
@@ -144,7 +139,6 @@ def test_the_stage_that_errs_is_told() -> None:
     assert "emulate_precision_casts = True" in found.hint
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "version"),
     [

@@ -103,7 +103,6 @@ def test_a_symlink_stays_and_the_file_that_it_names_is_replaced(tmp_path: Path, 
 # What is written to and never replaced -------------------------------------------------------
 
 
-@pytest.mark.every(4)
 @POSIX
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/fd/{}", "/proc/self/fd/{}", "link", "far link"])
 def test_an_open_file_gets_the_text_behind_what_was_printed(tmp_path: Path, name: str) -> None:

@@ -105,7 +105,6 @@ def test_every_nan_encodes_to_the_quiet_nan_of_its_sign_as_in_numpy(fmt):
             assert fmt.encode(value) == numpy_codes(fmt, [value])[0]
 
 
-@pytest.mark.every(8)
 @EVERY_SMALL
 def test_midpoints_go_to_the_even_neighbour_and_all_else_to_the_nearer_one(fmt):
     """Checked in float64, one ULP of float64 beside every midpoint, where a second rounding would show."""
@@ -124,7 +123,6 @@ def test_midpoints_go_to_the_even_neighbour_and_all_else_to_the_nearer_one(fmt):
             assert fmt.encode(-middle) == even | sign
 
 
-@pytest.mark.every(8)
 @EVERY_SMALL
 def test_values_midpoints_and_their_neighbours_cast_as_in_numpy_and_torch(fmt):
     """The libraries cast by way of float32, so their neighbours of a midpoint are float32 neighbours."""

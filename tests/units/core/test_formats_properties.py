@@ -8,7 +8,6 @@ from fractions import Fraction
 from functools import cache
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -92,7 +91,6 @@ def same(a: float, b: float) -> bool:
     return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
 
 
-@pytest.mark.slow
 @given(name=st.sampled_from(LISTED), data=st.data())
 def test_any_number_rounds_to_what_exact_arithmetic_finds_nearest_with_ties_to_even(
     name: str, data: st.DataObject
@@ -192,7 +190,6 @@ def test_ulp_is_numpys_spacing(name: str, data: st.DataObject) -> None:
     assert format_of(name).ulp(x) == float(np.spacing(getattr(np, name)(x)))
 
 
-@pytest.mark.slow
 @given(name=st.sampled_from(["float32", "bfloat16", "float16", "float8_e5m2"]), data=st.data())
 def test_what_cancels_is_exact_and_a_whole_number_of_ulps(name: str, data: st.DataObject) -> None:
     """Sterbenz: the difference of two numbers within a factor of two of each other is a number of the format."""

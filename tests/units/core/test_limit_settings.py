@@ -99,7 +99,6 @@ def test_an_unknown_limit_is_named_with_what_there_is(tmp_path: Path) -> None:
     assert all(name in said for name in NAMES)
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "value",

@@ -77,7 +77,6 @@ def failing(number: int) -> Finding:
 # Through JSON.
 
 
-@pytest.mark.slow
 @given(RUNS)
 @example(Run(environment={"float": "nan"}))
 @example(Run(environment={"float": math.nan}))
@@ -87,7 +86,6 @@ def test_every_run_survives_json(run: Run) -> None:
     assert same(through_json(run), run)
 
 
-@pytest.mark.slow
 @given(RUNS)
 def test_what_is_written_is_strict_json_that_is_stable(run: Run) -> None:
     text = json.dumps(run.to_json(), allow_nan=False)
@@ -350,7 +348,6 @@ def test_data_that_nests_deep_is_a_usage_error() -> None:
         assert one_sentence(str(caught.value))
 
 
-@pytest.mark.slow
 @given(st.data())
 def test_damage_is_a_usage_error_or_no_damage_never_another_exception(data: st.DataObject) -> None:
     whole = CHARTED.to_json()
@@ -672,7 +669,6 @@ def test_adding_changes_neither(a: Coverage, b: Coverage) -> None:
     assert [a.seen, a.unseen, b.seen, b.unseen] == before
 
 
-@pytest.mark.slow
 @given(RUNS, RUNS, RUNS)
 def test_runs_add_up(a: Run, b: Run, c: Run) -> None:
     both = a + b

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import pytest
 import torch
 
 from ampcheck.facts.store import StorageMap
@@ -20,7 +19,6 @@ def test_all_views_of_one_memory_have_one_value():
     assert noted.pop(tensor) is None
 
 
-@pytest.mark.slow
 def test_a_value_goes_with_its_storage_and_never_to_the_next_one_at_its_place():
     noted = StorageMap[int]()
     for number in range(100):

@@ -76,7 +76,6 @@ def test_a_16_bit_pattern_alone_gets_the_right_answer(dtype):
         assert_same(measured(tensor[index]), by_hand(tensor[index]))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)

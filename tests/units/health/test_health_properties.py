@@ -126,7 +126,6 @@ def test_tensors_as_models_have_them_are_measured_as_their_bits_say(name: str, d
     assert_same(measured(tensor), by_bits(tensor))
 
 
-@pytest.mark.slow
 @given(name=st.sampled_from(["float32", "bfloat16", "float16"]), data=st.data())
 def test_pieces_of_a_tensor_merge_to_the_whole_in_any_order_and_grouping(name: str, data: st.DataObject) -> None:
     tensor = data.draw(any_tensors(name).filter(torch.Tensor.dim) | realistic(name))
@@ -143,7 +142,6 @@ def test_pieces_of_a_tensor_merge_to_the_whole_in_any_order_and_grouping(name: s
         assert_same(records[0] + TensorHealth.empty(), records[0])
 
 
-@pytest.mark.slow
 @given(st.data(), st.sampled_from(["float32", "bfloat16", "float16"]))
 def test_the_record_of_two_tensors_is_that_of_their_concatenation(data: st.DataObject, name: str) -> None:
     one, other = data.draw(any_tensors(name)), data.draw(any_tensors(name) | realistic(name))

@@ -27,7 +27,6 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of
 numpy_warns = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_the_kernels_agree_with_the_oracle_in_the_interpreter():
     process = subprocess.run(

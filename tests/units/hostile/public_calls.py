@@ -7,7 +7,7 @@ import itertools
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,6 @@ class Case:
     at: int = 2
     own: bool = False
     p: float = 0.3
-    slow: bool = False
     raises: bool = True
 
 
@@ -217,24 +216,23 @@ CASES = [
     Case("assert_policy of a lock", lambda w: _locked(w), at=1),
     Case("health_of", lambda w: health_of(w.x.detach(), histogram=True), raises=False),
     Case("lab numbers", lambda w: run_lab(["anatomy", "ulp", "exp"], progress=w.told), at=3),
-    Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3, slow=True),
-    Case("lab underflow", lambda w: run_lab(["underflow"], progress=w.told), slow=True),
-    Case("lab confounders", lambda w: run_lab(["confounders"], progress=w.told), at=3, slow=True),
+    Case("lab autocast", lambda w: run_lab(["policy", "flow"], progress=w.told), at=3),
+    Case("lab underflow", lambda w: run_lab(["underflow"], progress=w.told)),
+    Case("lab confounders", lambda w: run_lab(["confounders"], progress=w.told), at=3),
     Case("assert_compiled graphs", lambda w: _graphs(w), at=2),
-    Case("audit compiled", lambda w: ampcheck.audit((w.model, (w.x,)), dtype="bfloat16"), at=7, slow=True),
-    Case("audit calls compiled", lambda w: ampcheck.audit((w.model, [(w.x,), (w.x,)])), at=5, slow=True),
-    Case("audit blocks compiled", lambda w: ampcheck.audit(([w.model, nn.ReLU()], [(w.x,)])), slow=True),
-    Case("audit training compiled", lambda w: ampcheck.audit(_loop_of_compiled(w), steps=2), at=6, slow=True),
-    Case("assert_compiled", lambda w: _two_steps(w), at=4, slow=True),
-    Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4, slow=True),
-    Case("assert_dtypes of ops", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"aten::*": None}), at=1, slow=True),
-    Case("blame compiled", lambda w: _blame_compiled(w), at=9, slow=True),
-    Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0, slow=True),
+    Case("audit compiled", lambda w: ampcheck.audit((w.model, (w.x,)), dtype="bfloat16"), at=7),
+    Case("audit calls compiled", lambda w: ampcheck.audit((w.model, [(w.x,), (w.x,)])), at=5),
+    Case("audit blocks compiled", lambda w: ampcheck.audit(([w.model, nn.ReLU()], [(w.x,)]))),
+    Case("audit training compiled", lambda w: ampcheck.audit(_loop_of_compiled(w), steps=2), at=6),
+    Case("assert_compiled", lambda w: _two_steps(w), at=4),
+    Case("assert_compiled emulated", lambda w: _compiled_emulated(w), at=4),
+    Case("assert_dtypes of ops", lambda w: ampcheck.assert_dtypes(w.model, (w.x,), {"aten::*": None}), at=1),
+    Case("blame compiled", lambda w: _blame_compiled(w), at=9),
+    Case("watch compiled", _block(lambda w: ampcheck.watch(w.model.compile() or w.model)), own=True, p=0.0),
     Case(
         "assert_property compiled",
         lambda w: ampcheck.assert_property(w.model, inputs=_inputs(), compile=True, options=SearchOptions(examples=4)),
         at=9,
-        slow=True,
     ),
 ]
 """Every public name that runs something."""
@@ -264,26 +262,8 @@ def _locked(world: World) -> Any:
     return ampcheck.assert_policy((world.model, (world.x,)), lock=path, name="net")
 
 
-QUICK = (
-    "audit forward",
-    "audit forward emulated",
-    "audit training",
-    "audit call",
-    "assert_property",
-    "watch a block",
-    "watch training",
-    "assert_compiled graphs",
-    "lab numbers",
-    "assert_dtypes",
-    "measure_speed",
-    "observe_ops",
-)
-"""Of the cases in which the user's code raises, those of the default suite."""
-
-
-def params(cases: list[Case], quick: Collection[str] | None = None) -> list[Any]:
-    slow = {case.name for case in cases if case.slow or (quick is not None and case.name not in quick)}
-    return [pytest.param(c, id=c.name, marks=[pytest.mark.slow] if c.name in slow else []) for c in cases]
+def params(cases: list[Case]) -> list[Any]:
+    return [pytest.param(case, id=case.name) for case in cases]
 
 
 @pytest.fixture(autouse=True)

@@ -334,7 +334,6 @@ def rendered(run: Run) -> None:
         text.encode()
 
 
-@pytest.mark.slow
 @given(RUNS)
 @example(HOSTILE_RUN)
 def test_any_run_is_drawn_and_printed(run: Run) -> None:
@@ -352,7 +351,6 @@ def test_a_run_that_is_accepted_is_drawn_printed_and_saved(data: bytes) -> None:
             assert repr(Run.load(path)) == repr(run)  # NaN differs from itself
 
 
-@pytest.mark.slow
 @given(damaged("history") | damaged_history(), st.booleans())
 def test_a_history(data: bytes, drawn: bool) -> None:
     with a_file("a.jsonl", data) as path:

@@ -119,7 +119,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 AUDIT = ("--no-compile", "--dtype", "float16")
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("command", "target", "options", "code", "said"),
     [
@@ -174,7 +173,6 @@ def test_help_lists_every_exit_code(capfd: Any) -> None:
     assert "3, an internal error" in guide
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_a_subject_that_ends_the_process_is_no_pass(folder: Path) -> None:
     done = subprocess.run(

@@ -16,7 +16,7 @@ import numpy
 import pytest
 import torch
 from global_state import leaks, snapshot
-from public_calls import CASES, QUICK, WARM, Case, Plan, World, chosen, own_temporary_files, params, warmed
+from public_calls import CASES, WARM, Case, Plan, World, chosen, own_temporary_files, params, warmed
 from torch import nn
 
 import ampcheck
@@ -38,21 +38,19 @@ def _changed(case: Case, world: World, raises: type[BaseException] | None) -> di
     else:
         assert raises is not KeyboardInterrupt or world.plan.ticks < case.at, "the user's Ctrl-C was swallowed"
     found = leaks(before, snapshot())
-    if case.own and case.slow:  # Dynamo itself sets Inductor's deterministic mode by PyTorch's after it compiles
+    if case.name == "watch compiled":  # Dynamo sets Inductor's deterministic mode by PyTorch's after it compiles
         found = {name: pair for name, pair in found.items() if not name.endswith("deterministic")}
     assert raises is None or world.plan.ticks >= case.at, f"the user's code was called {world.plan.ticks} times"
     return found if case.own else {**found, **leaks(objects, world.objects())}
 
 
-@pytest.mark.every(32)
 @pytest.mark.parametrize("case", params(CASES))
 def test_a_public_call_leaves_everything_as_it_was(case: Case, tmp_path: Path) -> None:
     warmed(case, tmp_path)
     assert _changed(case, World(Plan(), tmp_path, case.p), None) == {}
 
 
-@pytest.mark.every(12)
-@pytest.mark.parametrize("case", params([case for case in CASES if case.raises], QUICK))
+@pytest.mark.parametrize("case", params([case for case in CASES if case.raises]))
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_so_does_one_in_which_the_users_code_raises(case: Case, error: type[BaseException], tmp_path: Path) -> None:
     warmed(case, tmp_path)
@@ -133,7 +131,6 @@ ALONE = [("forward", (meddle,)) for meddle in MEDDLING]
 TOGETHER = [(kind, tuple(one for one in MEDDLING if one != "default device")) for kind in ("training", "call")]
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("kind", "meddles"), [*ALONE, *TOGETHER], ids=[*MEDDLING, "all of them in a step", "all of them in a call"]
 )

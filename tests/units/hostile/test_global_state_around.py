@@ -40,7 +40,6 @@ AROUND: dict[str, Callable[[World], Any]] = {
 }
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("around", AROUND)
 def test_an_audit_inside_another_block_leaves_that_block_as_it_was(around: str, tmp_path: Path) -> None:
     warmed(CASES[0], tmp_path)
@@ -63,7 +62,6 @@ def test_a_watch_goes_on_after_an_audit_inside_it(tmp_path: Path) -> None:
         assert seen.stats.training.steps == 2
 
 
-@pytest.mark.slow
 def test_an_audit_in_another_thread_leaves_both_threads_as_they_were(tmp_path: Path) -> None:
     warmed(CASES[0], tmp_path)
     found: dict[str, Any] = {}
@@ -83,7 +81,6 @@ def test_an_audit_in_another_thread_leaves_both_threads_as_they_were(tmp_path: P
     assert leaks(before, snapshot()) == {}
 
 
-@pytest.mark.slow
 def test_audits_that_overlap_in_two_threads_leave_everything_as_it_was(tmp_path: Path) -> None:
     """The first begins and ends before the second ends: what each of them found on entering is the other's."""
     warmed(CASES[0], tmp_path)
@@ -162,8 +159,7 @@ COMPILING = ("multiprocessing: start method", "sys.path", "threading: alive, no 
 """What Inductor's first compilation leaves: its pool of workers, and a handler of its trace that removes itself."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, True])
 def test_in_a_fresh_process_only_pytorchs_lazy_initialisation_differs(compiled: bool, tmp_path: Path) -> None:
     folders = {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": cache_dir()}
     environment = {**os.environ, **folders, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

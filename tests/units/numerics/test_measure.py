@@ -88,7 +88,6 @@ def test_the_loss_scale_backs_off_until_no_gradient_overflows() -> None:
     assert not any(error.nonfinite for error in stats.errors)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("drop", [nn.Dropout(0.5), nn.Identity()])
 def test_compiled_code_draws_as_eager_mode_does_and_is_compared(drop: nn.Module) -> None:
     torch.manual_seed(0)

@@ -42,7 +42,6 @@ def test_modules_stand_in_order_of_execution_after_those_that_contain_them() -> 
     assert list(dict.fromkeys(s.module for s in model_map.sites)) == ["", "block", "block.0", "block.1", "last"]
 
 
-@pytest.mark.slow
 def test_the_map_has_the_subject_of_its_findings_and_both_directions(run: Run) -> None:
     (model_map,) = run.maps
     assert model_map.subject in {finding.subject for finding in run.findings}
@@ -51,7 +50,6 @@ def test_the_map_has_the_subject_of_its_findings_and_both_directions(run: Run) -
     assert {"blocks.0.qkv", "blocks.1.down", "head", ""} <= {site.module for site in model_map.sites}
 
 
-@pytest.mark.slow
 def test_ops_stand_with_their_module_and_line(run: Run) -> None:
     (model_map,) = run.maps
     ops = [site for site in model_map.sites if site.op and site.module == "blocks.0.qkv"]

@@ -370,7 +370,6 @@ class Exponential(nn.Module):
         return self.inner(x).exp()
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("device", "exp"), [("cpu", "bfloat16"), ("cuda", "float32")])
 def test_ops_and_modules_are_declared_together_under_the_policy_of_a_device(device: str, exp: str) -> None:
     declared = {"aten::linear": "bfloat16", "aten::exp": exp, "inner": torch.bfloat16, "": exp}

@@ -45,7 +45,6 @@ def _equal_weights() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("op", "then"),
     [
@@ -99,7 +98,6 @@ def test_a_decision_on_what_overflowed_is_no_fault_of_float64(then: Callable[[Te
     assert [f.message for f in run.findings if f.check == "nonfinite-reference" and f.verdict is not Verdict.PASS] == []
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "then", [lambda y: over(y) / (y * 0).sum(), lambda y: over(y) + (y * 0).norm(dim=-1).sqrt()[0]]
 )
@@ -134,7 +132,6 @@ def poisoned(name: str, value: float = NAN) -> nn.Module:
     return model
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("model", "x", "named", "module"),
     [
@@ -266,7 +263,6 @@ class Reentrant(nn.Module):
         return checkpoint(self.layer, x, use_reentrant=True)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("model", "check", "reason"),
     [

@@ -129,7 +129,6 @@ class Leaks(nn.Linear):
         return out
 
 
-@pytest.mark.slow
 def test_what_a_process_computes_once_is_not_made_on_a_device_that_forward_leaves() -> None:
     command = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -142,7 +141,6 @@ def test_what_a_process_computes_once_is_not_made_on_a_device_that_forward_leave
     assert done.stdout.strip() == "{'autocast-state'}", done.stderr
 
 
-@pytest.mark.slow
 def test_a_leak_of_forward_does_not_change_what_is_compiled() -> None:
     run = audit((Leaks(4, 4), (torch.randn(3, 4),)), dtype="bfloat16")
     assert {f.check for f in run.of(Verdict.FAIL)} == {"autocast-state"}, run

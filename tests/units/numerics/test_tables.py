@@ -18,7 +18,6 @@ def _table(run: Run, start: str) -> Table:
     return next(table for table in run.tables if table.title.startswith(start))
 
 
-@pytest.mark.slow
 def test_every_output_and_gradient_stands_beside_its_limit(run: Run) -> None:
     table = _table(run, "Error against float64")
     kinds = [row[0] for row in table.rows]

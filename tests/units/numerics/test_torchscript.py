@@ -57,9 +57,7 @@ def bad(model: nn.Module, compile: bool = False) -> list[Finding]:
     return [f for f in run.findings if f.verdict in BAD]
 
 
-@pytest.mark.parametrize(
-    "way", ["scripted", *(pytest.param(way, marks=pytest.mark.slow) for way in ("traced", "scripted inside"))]
-)
+@pytest.mark.parametrize("way", ["scripted", "traced", "scripted inside"])
 def test_torchscript_passes_in_both_dtypes_as_its_python_twin(way: str) -> None:
     torch.manual_seed(0)
     assert bad(Network()) == []

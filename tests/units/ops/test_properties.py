@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ampcheck.ops.table import ROWS
 from ampcheck.ops.traits import traits
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 UNKNOWN = set(
     """

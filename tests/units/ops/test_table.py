@@ -14,8 +14,6 @@ from ampcheck.ops.traits import Traits, traits
 
 ATEN = torch.ops.aten
 SCHEMAS = {schema.name for schema in torch._C._jit_get_all_schemas()}
-FOREACH_ALONE = {"powsum"}
-IN_PLACE_ALONE = {"_amp_update_scale"}
 
 
 def test_no_op_stands_in_two_rows() -> None:

@@ -168,7 +168,6 @@ def test_evidence_and_coverage_are_those_of_the_new_run():
 # Any runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @given(RUNS)
 def test_against_itself_nothing_of_any_run_is_new_worse_or_gone(run):
     result = compare(run, run, HERE)
@@ -176,7 +175,6 @@ def test_against_itself_nothing_of_any_run_is_new_worse_or_gone(run):
     assert not [f for verdict in BAD for f in result.of(verdict) if not f.cause]
 
 
-@pytest.mark.slow
 @given(RUNS, RUNS)
 def test_every_cause_has_one_state(old, new):
     counts = states(compare(old, new, HERE))

@@ -30,17 +30,17 @@ def imported(result: pytest.RunResult) -> list[str]:
     return line.split()[1:]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--collect-only",), *(pytest.param(a, marks=pytest.mark.slow) for a in ((), ("--ampcheck-device=cuda",)))],
-)
+@pytest.mark.parametrize("arguments", [("--collect-only",), ()])
 def test_unused_it_imports_nothing(probed: pytest.Pytester, arguments: tuple[str, ...]) -> None:
     result = probed.runpytest_subprocess("-n0", *arguments)
     assert result.ret == pytest.ExitCode.OK
     assert imported(result) == []
 
 
-@pytest.mark.slow
+def test_a_device_of_no_test_imports_its_option_alone(probed: pytest.Pytester) -> None:
+    assert imported(probed.runpytest_subprocess("-n0", "--ampcheck-device=cuda")) == ["ampcheck.plugin.settings"]
+
+
 def test_an_import_by_a_plugin_is_seen(probed: pytest.Pytester) -> None:
     """The test above can fail: an empty torch stands in for the real one, so that this is quick."""
     probed.makepyfile(torch="", heavy="import torch")
@@ -48,7 +48,6 @@ def test_an_import_by_a_plugin_is_seen(probed: pytest.Pytester) -> None:
     assert imported(probed.runpytest_subprocess("-n0", "-p", "heavy", "--collect-only")) == ["torch"]
 
 
-@pytest.mark.slow
 def test_a_summary_of_nothing_imports_no_torch(probed: pytest.Pytester) -> None:
     assert "torch" not in imported(probed.runpytest_subprocess("-n0", "--ampcheck"))
 

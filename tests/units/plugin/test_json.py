@@ -31,7 +31,6 @@ def test_the_run_is_kept(suite: pytest.Pytester, spread: str) -> None:
     assert run.findings[1].observed == math.inf
 
 
-@pytest.mark.slow  # test_spread.py: the same of real asserts, with the page and the summary
 def test_two_workers_keep_what_one_process_keeps(suite: pytest.Pytester) -> None:
     for spread in ("-n0", "-n2"):
         suite.runpytest(spread, f"--ampcheck-json=run{spread}.json")
@@ -59,7 +58,6 @@ def test_a_chart_names_its_test_too(suite: pytest.Pytester) -> None:
     assert Run.load(suite.path / "run.json").charts[0].note == "Test: test_suite.py::test_known"
 
 
-@pytest.mark.slow
 def test_numbers_of_numpy_become_plain(sample: pytest.Pytester, spread: str) -> None:
     sample.makepyfile("import numpy\nfrom sample import judge\ndef test_it(): judge('pass', 1, '', numpy.float64(0.5))")
     sample.runpytest_subprocess(spread, "--ampcheck-json=run.json").assert_outcomes(passed=1)
@@ -108,14 +106,12 @@ def test_a_session_that_stops_early_keeps_what_it_saw(suite: pytest.Pytester) ->
     assert len(Run.load(suite.path / "run.json").findings) == 6
 
 
-@pytest.mark.slow
 def test_an_interrupted_session_keeps_what_it_saw(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_z="def test_it(): raise KeyboardInterrupt")
     assert suite.runpytest_subprocess("-n0", "--ampcheck-json=run.json").ret == pytest.ExitCode.INTERRUPTED
     assert len(Run.load(suite.path / "run.json").findings) == 7
 
 
-@pytest.mark.every(4)
 @BOTH
 def test_a_collection_error_leaves_no_file(suite: pytest.Pytester, flag: str) -> None:
     suite.makepyfile(test_broken="import nothing_of_this_name")
@@ -125,7 +121,6 @@ def test_a_collection_error_leaves_no_file(suite: pytest.Pytester, flag: str) ->
     assert leftovers(suite.path) == set()
 
 
-@pytest.mark.slow
 def test_a_collection_error_in_a_worker_keeps_what_the_other_tests_said(suite: pytest.Pytester) -> None:
     """Workers of xdist run what they could collect, unlike a single process."""
     suite.makepyfile(test_broken="import nothing_of_this_name")
@@ -139,7 +134,6 @@ def test_a_usage_error_leaves_no_file(suite: pytest.Pytester, flag: str) -> None
     assert leftovers(suite.path) == set()
 
 
-@pytest.mark.every(5)
 @BOTH
 @pytest.mark.parametrize(
     ("given", "message"),
@@ -188,7 +182,6 @@ def test_an_older_file_is_replaced_whole(suite: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("summary", ["", "--no-summary"])
-@pytest.mark.slow
 def test_workers_write_nothing(suite: pytest.Pytester, summary: str) -> None:
     """The process that owns the terminal writes once: a worker that wrote would be seen here."""
     suite.makeconftest(

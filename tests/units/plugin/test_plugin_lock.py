@@ -80,7 +80,6 @@ def entries(pytester: pytest.Pytester) -> set[str]:
 # assert_policy ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_an_update_makes_the_lock_and_the_next_session_passes(models: pytest.Pytester, spread: str) -> None:
     models.makepyfile(ASSERTS)
     models.runpytest(spread).assert_outcomes(failed=4)
@@ -93,7 +92,6 @@ def test_an_update_makes_the_lock_and_the_next_session_passes(models: pytest.Pyt
     models.runpytest(spread).assert_outcomes(passed=4)
 
 
-@pytest.mark.slow
 def test_the_bytes_are_the_same_however_the_tests_were_spread(models: pytest.Pytester) -> None:
     models.makepyfile(ASSERTS)
     written = []
@@ -104,7 +102,6 @@ def test_the_bytes_are_the_same_however_the_tests_were_spread(models: pytest.Pyt
     assert written[0] == written[1]
 
 
-@pytest.mark.slow
 def test_the_summary_says_which_files_were_written(models: pytest.Pytester, spread: str, section: Section) -> None:
     models.makepyfile(ASSERTS)
     lines = section(models.runpytest(spread, "--ampcheck-update"))
@@ -113,7 +110,6 @@ def test_the_summary_says_which_files_were_written(models: pytest.Pytester, spre
     ]
 
 
-@pytest.mark.slow
 def test_an_update_without_a_lock_to_write_is_said(pytester: pytest.Pytester, section: Section) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     assert any("nothing was written" in line for line in section(pytester.runpytest("-n0", "--ampcheck-update")))
@@ -126,7 +122,6 @@ def test_the_ini_file_can_ask_for_it(models: pytest.Pytester) -> None:
     assert (models.path / NAME).is_file()
 
 
-@pytest.mark.slow
 def test_a_session_without_the_option_writes_nothing(models: pytest.Pytester) -> None:
     models.makepyfile(ASSERTS)
     models.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=4)
@@ -138,7 +133,6 @@ def test_a_session_without_the_option_writes_nothing(models: pytest.Pytester) ->
     assert (models.path / NAME).read_bytes() == before
 
 
-@pytest.mark.slow
 @pytest.mark.needs_torch("2.12", "rms_norm has a rule on CUDA")
 def test_a_lock_of_another_release_fails_with_what_changed(models: pytest.Pytester) -> None:
     models.makepyfile(ASSERTS)
@@ -203,7 +197,6 @@ def test_an_update_that_wrote_nothing_for_a_damaged_lock_says_what_is_true(
     assert (models.path / NAME).read_text(encoding="utf-8") == "{"
 
 
-@pytest.mark.slow
 def test_a_target_is_found_from_every_folder_that_pytest_runs_in(
     models: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +208,6 @@ def test_a_target_is_found_from_every_folder_that_pytest_runs_in(
     assert entries(models) == {"models.py:net", "models.py:attention"}
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("spoil", ["missing", "another entry", "another op"])
 def test_a_marked_test_is_told_to_update_by_pytest_alone(pytester: pytest.Pytester, spoil: str) -> None:
     pytester.makepyfile(test_it=MARKED)
@@ -234,7 +226,6 @@ def test_a_marked_test_is_told_to_update_by_pytest_alone(pytester: pytest.Pytest
 # The marker ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_marker_locks_what_the_body_sends_through_autocast(pytester: pytest.Pytester, spread: str) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.runpytest(spread).assert_outcomes(failed=7)
@@ -243,7 +234,6 @@ def test_the_marker_locks_what_the_body_sends_through_autocast(pytester: pytest.
     pytester.runpytest(spread).assert_outcomes(passed=7)
 
 
-@pytest.mark.slow
 def test_a_body_that_does_otherwise_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=7)
@@ -254,7 +244,6 @@ def test_a_body_that_does_otherwise_fails(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*plugin*marker.py*")
 
 
-@pytest.mark.slow
 def test_a_body_in_another_dtype_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.runpytest("-n0", "--ampcheck-update").assert_outcomes(passed=7)
@@ -273,7 +262,6 @@ def test_a_body_without_autocast_is_no_pass(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / NAME).exists()
 
 
-@pytest.mark.slow
 def test_the_lock_may_lie_elsewhere(pytester: pytest.Pytester) -> None:
     pytester.mkdir("locks")
     pytester.makepyfile(MARKED.replace("lock=True", "lock='locks/my.json'"))
@@ -346,7 +334,6 @@ def test_after():
 """
 
 
-@pytest.mark.slow
 def test_a_test_that_leaks_state_fails_under_the_guard_and_the_next_is_spared(
     pytester: pytest.Pytester, spread: str
 ) -> None:
@@ -356,14 +343,12 @@ def test_a_test_that_leaks_state_fails_under_the_guard_and_the_next_is_spared(
     result.stdout.fnmatch_lines(["*[[]autocast-state[]] fail*test_leaks*default dtype*"])
 
 
-@pytest.mark.slow
 def test_without_the_option_nothing_is_guarded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(LEAKS)
     pytester.runpytest_subprocess("-n0").assert_outcomes(passed=2, failed=1)
     pytester.runpytest_subprocess("-n0", "-k", "leaks").assert_outcomes(passed=1, deselected=2)
 
 
-@pytest.mark.slow
 def test_a_marked_test_is_guarded_by_the_checks_that_it_names(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n" + LEAKS.replace("def test_leaks", "@MARK\ndef test_leaks"), conftest="")
     path = next(pytester.path.glob("test_*.py"))
@@ -373,7 +358,6 @@ def test_a_marked_test_is_guarded_by_the_checks_that_it_names(pytester: pytest.P
     result.stdout.fnmatch_lines(["*[[]autocast-state[]] fail*"])
 
 
-@pytest.mark.slow
 def test_a_guarded_session_that_does_not_use_torch_does_not_import_it(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

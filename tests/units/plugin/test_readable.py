@@ -90,7 +90,6 @@ def test_findings_of_the_marker_are_shown_at_the_marker(pytester: pytest.Pyteste
     assert len(lines_of_source(result)) == 1
 
 
-@pytest.mark.slow
 def test_full_trace_shows_every_frame(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(BEGIN + f"\ndef test_it():\n    {ASSERTS['assert_numerics']}\n")
     pytester.runpytest_subprocess("-n0", "--full-trace").stdout.fnmatch_lines(["*/ampcheck/core/*.py:*: UsageError"])

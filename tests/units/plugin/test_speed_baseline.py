@@ -82,7 +82,6 @@ def missing(suite: pytest.Pytester, *options: str) -> list[str]:
     return [one["message"].partition(": ")[2] for one in told]
 
 
-@pytest.mark.slow
 def test_only_what_this_session_was_asked_for_is_missed(speedy: Suite) -> None:
     suite = speedy(SAVED)
     suite.mkdir("other").joinpath("test_elsewhere.py").write_text("def test_it():\n    pass\n", encoding="utf-8")
@@ -138,7 +137,6 @@ def test_compare_fail_is_pytest_benchmarks_own_and_works(kept: pytest.Pytester, 
     assert "Performance has regressed" in result.stdout.str() + result.stderr.str()
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("edit", "told"),
     [

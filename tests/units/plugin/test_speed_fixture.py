@@ -37,7 +37,6 @@ def test_two_arms(speed):
 """
 
 
-@pytest.mark.slow
 def test_verdicts_reach_the_test_the_summary_and_the_files(speedy: Suite, section: Section) -> None:
     suite = speedy(VERDICTS)
     result = suite.runpytest(
@@ -182,7 +181,6 @@ def test_disabled_each_arm_runs_once_and_the_verdict_is_skip(speedy: Suite) -> N
     suite.runpytest("-n0", "--benchmark-disable", "--benchmark-enable", "-k", "pays").assert_outcomes(failed=1)
 
 
-@pytest.mark.slow
 def test_under_xdist_it_is_skipped_with_one_warning_for_all_and_warnings_may_be_errors(speedy: Suite) -> None:
     suite = speedy(DISABLED)
     suite.makeini("[pytest]\nfilterwarnings = error\n")
@@ -284,7 +282,6 @@ def test_own_fixture(speed):
 """
 
 
-@pytest.mark.slow
 def test_other_peoples_use_of_the_name_is_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FOREIGN)
     pytester.runpytest("-n0", "--strict-markers").assert_outcomes(passed=3)

@@ -82,7 +82,6 @@ def test_what_the_history_lacks_and_what_did_not_run_is_told(speedy: Suite) -> N
     assert findings(suite, "regression") == []
 
 
-@pytest.mark.slow
 def test_a_part_of_the_suite_misses_nothing_of_the_rest(speedy: Suite) -> None:
     suite = speedy(TWO)
     options = ("-n0", "--ampcheck-history=history", "--ampcheck-json=run.json")

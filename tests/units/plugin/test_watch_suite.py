@@ -600,7 +600,6 @@ def test_the_baseline_accepts_a_cause_in_whichever_test_it_appears(library: pyte
         assert watch(library, "--ampcheck-dtype=float16", *options)[0].ret == pytest.ExitCode.OK
 
 
-@pytest.mark.slow
 def test_workers_of_xdist_report_what_one_process_reports(library: pytest.Pytester) -> None:
     library.makepyfile(test_it=OVERFLOWS, test_more=HEALTHY)
     found = {}

@@ -150,7 +150,6 @@ def lines_of(run):
     return comment_of(run).splitlines()
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("kind", ["audit", "speed"])
 @given(run=RUNS)
 @example(run=HOSTILE_RUN)
@@ -179,7 +178,6 @@ OURS = {
 ACTIVE = st.text(st.sampled_from("-*_#>`~[](){}<>!|&;:.1 \n\t\\+=@/w"), max_size=12)
 
 
-@pytest.mark.slow
 @given(run=RUNS, text=st.sampled_from(HOSTILE) | ACTIVE)
 @example(run=HOSTILE_RUN, text="")
 def test_a_parser_of_markdown_finds_nothing_in_text_from_outside(run, text):

@@ -84,7 +84,6 @@ def test_what_follows_from_a_cause_is_named_in_its_annotation_alone(folder):
     assert parsed(line)[2].endswith("it explains precision-loss, headroom")
 
 
-@pytest.mark.slow
 @given(run=RUNS)
 @example(run=HOSTILE_RUN)
 def test_of_any_run_each_line_is_one_command_of_a_length_that_github_takes(run):

@@ -202,7 +202,6 @@ def test_the_same_run_gives_the_same_page(page: str) -> None:
     assert render_html(Run.from_json(sample_run().to_json())) == page
 
 
-@pytest.mark.slow
 @given(RUNS)
 @example(HOSTILE_RUN)
 def test_the_page_of_any_run_is_well_formed(run: Run) -> None:
@@ -234,7 +233,6 @@ def test_a_lone_surrogate_can_be_written(tmp_path) -> None:
     assert "a\\udcff" in html.unescape((tmp_path / "run.html").read_text(encoding="utf-8"))
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize(("modules", "ops"), [(1000, 0), (250, 3), (10, 99)])
 def test_a_page_of_two_thousand_sites_is_below_two_megabytes(modules: int, ops: int) -> None:
     sites = []

@@ -99,14 +99,12 @@ def test_what_failed_is_seen_first_with_its_line_its_values_and_its_cure(show: A
     assert "ampcheck explain overflow" in first.locator(".command").all_inner_texts()
 
 
-@pytest.mark.slow
 def test_the_markers_of_the_values_stand_in_their_order_on_the_axis(show: Any) -> None:
     rows = show("overflowing").locator("main article").first.locator(".around tbody tr")
     places = [rows.nth(n).locator("circle, .edge").first.bounding_box()["x"] for n in range(3)]
     assert places[0] < places[2] < places[1]  # what goes in, what float64 has beyond the end, infinity
 
 
-@pytest.mark.slow
 def test_verdicts_filter_what_is_shown(show: Any) -> None:
     page = show("sample")
     assert page.locator("#filter").is_visible()
@@ -121,7 +119,6 @@ def test_verdicts_filter_what_is_shown(show: Any) -> None:
     assert shown(page, "main article.fail") == 3
 
 
-@pytest.mark.slow
 def test_checks_subjects_and_modules_filter_what_is_shown(show: Any) -> None:
     page = show("sample")
     page.locator("#filter select[name=check]").select_option(label="flush")
@@ -137,7 +134,6 @@ def test_checks_subjects_and_modules_filter_what_is_shown(show: Any) -> None:
     assert all("layer4.1.bn2" in module for module in modules)
 
 
-@pytest.mark.slow
 def test_the_map_is_filtered_by_module(show: Any) -> None:
     page = show("overflowing")
     page.locator("#filter input[name=module]").fill("attention.q")
@@ -146,7 +142,6 @@ def test_the_map_is_filtered_by_module(show: Any) -> None:
     assert all("query" in text for text in names.locator("summary code").all_inner_texts())
 
 
-@pytest.mark.slow
 def test_filters_unfold_what_they_find(show: Any) -> None:
     page = show("healthy")
     passed = page.locator("#passed li")
@@ -155,7 +150,6 @@ def test_filters_unfold_what_they_find(show: Any) -> None:
     assert passed.first.is_visible()
 
 
-@pytest.mark.slow
 def test_the_keyboard_reaches_filters_details_and_evidence(show: Any) -> None:
     page = show("overflowing")
     page.keyboard.press("Tab")
@@ -174,7 +168,6 @@ def test_the_keyboard_reaches_filters_details_and_evidence(show: Any) -> None:
     assert outline != "none"
 
 
-@pytest.mark.slow
 def test_a_module_opens_its_histogram_and_its_ops(show: Any) -> None:
     page = show("overflowing")
     page.locator("#map .map summary").first.click()
@@ -195,7 +188,6 @@ def test_a_link_opens_the_details_that_hide_its_target(show: Any, files: dict[st
     sync_api.expect(target).to_be_visible()
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize("name", [*RUNS, "sample", "hostile"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_the_page_without_scrolling_sideways(show: Any, name: str, scheme: str) -> None:
@@ -205,7 +197,6 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(show: Any, name: str,
     assert page.evaluate("getComputedStyle(document.body).fontSize") == "15px"
 
 
-@pytest.mark.slow
 def test_the_dark_page_is_dark_and_so_are_its_charts(show: Any) -> None:
     def luminance(page: Any, selector: str, name: str) -> float:
         colour = page.locator(selector).first.evaluate(f"element => getComputedStyle(element).{name}")
@@ -218,7 +209,6 @@ def test_the_dark_page_is_dark_and_so_are_its_charts(show: Any) -> None:
     assert luminance(dark, ".plot text", "fill") > 120 > luminance(light, ".plot text", "fill")
 
 
-@pytest.mark.slow
 def test_paper_has_the_evidence_and_no_filters(show: Any) -> None:
     page = show("overflowing")
     page.emulate_media(media="print", color_scheme="dark")
@@ -230,7 +220,6 @@ def test_paper_has_the_evidence_and_no_filters(show: Any) -> None:
     assert pdf.count(b"/Type /Page\n") >= 2
 
 
-@pytest.mark.slow
 def test_without_scripts_everything_can_be_read(show: Any) -> None:
     page = show("overflowing", java_script_enabled=False)
     assert page.locator("#filter").is_hidden()
@@ -239,7 +228,6 @@ def test_without_scripts_everything_can_be_read(show: Any) -> None:
     assert page.locator("#passed li").first.is_visible()
 
 
-@pytest.mark.slow
 def test_hostile_text_runs_nothing_and_filters_work(show: Any) -> None:
     page = show("hostile")
     page.on("dialog", lambda dialog: pytest.fail("a script ran"))
@@ -248,7 +236,6 @@ def test_hostile_text_runs_nothing_and_filters_work(show: Any) -> None:
     assert page.locator("img").count() == 0
 
 
-@pytest.mark.slow
 def test_runs_of_several_targets_stand_side_by_side(show: Any, files: dict[str, Path]) -> None:
     runs = [
         Run(

@@ -75,7 +75,6 @@ def uri_of(file: str, folder: Path) -> dict[str, str]:
 # The schema ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @given(run=RUNS)
 @example(run=Run())
 @example(run=HOSTILE_RUN)

@@ -167,7 +167,6 @@ LARGE_RUNS = st.builds(
 WIDTHS = st.sampled_from([20, 60, 80, 200])
 
 
-@pytest.mark.slow
 @given(LARGE_RUNS, WIDTHS)
 def test_a_report_has_at_most_25_lines_and_none_exceeds_the_width(run: Run, width: int) -> None:
     on_terminal = printed(run, width=width, force_terminal=True, color_system=None)

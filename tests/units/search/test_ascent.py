@@ -50,7 +50,6 @@ def test_the_steps_are_those_of_what_is_left_of_the_domain() -> None:
     assert float(reached(torch.float16, -math.inf, 8.0)[-1][0]) == 8
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("dtype", "most"), [("float16", 1e6), ("bfloat16", 1e39)])
 def test_a_property_holds_in_a_domain_beyond_the_format(dtype: str, most: float) -> None:
     inputs = tensors(dtype, shape=2, min_value=-4, max_value=4)

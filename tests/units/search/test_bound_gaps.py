@@ -14,7 +14,6 @@ from searches import kinds
 Function = Callable[..., Any]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("dtype", "count"), [(torch.bfloat16, 1000), (torch.float16, 3000)], ids=str)
 def test_a_sum_that_stops_growing_is_no_rounding(dtype: torch.dtype, count: int) -> None:
     """One by one, ones add up to 256 in bfloat16 and to 2048 in float16, however many there are."""

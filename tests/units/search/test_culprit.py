@@ -117,7 +117,6 @@ def logarithm(x: Tensor) -> Tensor:
     return torch.log(x.sigmoid())
 
 
-@pytest.mark.slow
 def test_the_finding_has_the_line_and_the_remedy_of_that_op() -> None:
     found = broken(logarithm, tensors("float16", shape=1, min_value=-100, max_value=0))
     assert found.where.file.endswith("test_culprit.py")

@@ -34,7 +34,6 @@ def failing(run: Run) -> list[str]:
     return [finding.check for finding in run.of(Verdict.FAIL)]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
 def test_the_judge_does_not_share_the_models_own_casts(cast: torch.dtype) -> None:
     assert failing(searched(lambda x: ((x.to(cast) + 1000) - 1000).float(), FLOAT, dtype="float16")) == [
@@ -42,14 +41,12 @@ def test_the_judge_does_not_share_the_models_own_casts(cast: torch.dtype) -> Non
     ]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16], ids=str)
 def test_a_cast_alone_is_a_rounding(cast: torch.dtype, dtype: str) -> None:
     assert failing(searched(lambda x: (x.to(cast) * 2).float(), FLOAT, dtype=dtype)) == []
 
 
-@pytest.mark.slow
 def test_a_kernel_that_lacks_for_one_shape_excuses_no_other_error() -> None:
     def odd(x: torch.Tensor) -> torch.Tensor:
         if x.dtype is torch.float16 and x.dim() == 1:
@@ -62,19 +59,16 @@ def test_a_kernel_that_lacks_for_one_shape_excuses_no_other_error() -> None:
     assert failing(searched(odd, tensors("float16", shape=shapes))) == ["low-precision-error"]
 
 
-@pytest.mark.slow
 def test_what_draws_from_numpy_draws_the_same_in_every_run() -> None:
     assert failing(searched(lambda x: x * (1 + np.random.rand()))) == []
     assert failing(searched(lambda x: ((x + 1000) - 1000) * (1 + np.random.rand()))) == ["property-accuracy"]
 
 
-@pytest.mark.slow
 def test_what_differs_from_call_to_call_is_judged_by_its_own_run() -> None:
     ticks = iter(range(10**6))
     assert failing(searched(lambda x: x * (1 + next(ticks) % 7))) == []
 
 
-@pytest.mark.slow
 def test_numbers_drawn_for_some_examples_alone_are_those_of_the_judge_and_the_users_stream_goes_on() -> None:
     def sometimes(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rand(3, dtype=x.dtype) if float(x.abs().sum()) > 1 else x
@@ -84,13 +78,11 @@ def test_numbers_drawn_for_some_examples_alone_are_those_of_the_judge_and_the_us
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.slow
 def test_a_count_beside_tensors_may_depend_on_the_dtype() -> None:
     assert failing(searched(lambda x: (x * 2, x.nbytes, 10**30))) == []
     assert failing(searched(lambda x: (x * 2, {"sum": float((x + 1000).sum() - 3000)}))) == ["property-accuracy"]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("model", "invariance"),
     [(lambda x: x.argmax(), BatchOrder()), (lambda x: x.round().int(), Shift(1.0))],
@@ -117,7 +109,6 @@ def test_a_shift_that_always_swallows_the_data_is_no_evidence_of_an_invariance()
     assert "changed no input that could be judged" in failed.message
 
 
-@pytest.mark.slow
 def test_two_changes_of_one_kind_are_told_apart() -> None:
     inputs = st.tuples(HALF, tensors("int64", shape=3))
     shifts = (Shift(1.0, 1.0, inputs=(0,)), Shift(1.0, 1.0, inputs=(1,)))
@@ -126,7 +117,6 @@ def test_two_changes_of_one_kind_are_told_apart() -> None:
     assert "changed no input" in failed.message
 
 
-@pytest.mark.slow
 def test_inputs_that_overflow_when_they_change_are_not_looked_at() -> None:
     large = tensors("float16", shape=3, min_value=60000)
     run = searched(lambda x: x / x.abs().amax(), large, invariances=(Scale(4.0),))
@@ -134,7 +124,6 @@ def test_inputs_that_overflow_when_they_change_are_not_looked_at() -> None:
     assert "changed no input that could be judged" in run.of(Verdict.FAIL)[0].message
 
 
-@pytest.mark.slow
 def test_a_quantiser_with_a_scale_of_its_own_is_honest() -> None:
     """A tie turns with the scale that was rounded, while nothing else moves."""
 
@@ -154,7 +143,6 @@ def test_a_norm_of_one_subnormal_number_is_honest_wherever_it_stands() -> None:
         assert kinds(torch.nn.functional.instance_norm, x.view(2, 4, 3)) == []
 
 
-@pytest.mark.slow
 def test_the_seconds_are_kept_while_a_failure_is_made_smaller() -> None:
     def slow(x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.01)
@@ -175,7 +163,6 @@ def noted(x: torch.Tensor) -> torch.Tensor:
     return x * 1.5
 
 
-@pytest.mark.slow
 def test_examples_are_different_ones() -> None:
     SEEN.clear()
     run = searched(noted, tensors("float16", shape=2, min_value=-1, max_value=1), examples=100)
@@ -183,7 +170,6 @@ def test_examples_are_different_ones() -> None:
     assert searched(noted, st.just(torch.ones(2).half()), examples=100).coverage.seen["examples"] == 1
 
 
-@pytest.mark.slow
 def test_inputs_in_eight_bits_are_judged_where_the_model_widens_them() -> None:
     inputs = st.tuples(HALF, tensors("float8_e4m3fn", shape=3, min_value=-4, max_value=4))
     assert failing(searched(lambda x, y: ((x * y.to(x.dtype)) + 1000) - 1000, inputs)) == ["property-accuracy"]

@@ -37,7 +37,6 @@ def one(run: Run, check: str) -> Finding:
     return found
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -65,7 +64,6 @@ def test_outputs_beside_those_judged_are_counted() -> None:
     assert "on the device meta" in one(run, "coverage").message
 
 
-@pytest.mark.slow
 def test_a_number_is_judged_like_a_tensor_of_one_element() -> None:
     run = run_of(lambda x: float((x + 2048).sum() - 3 * 2048), inputs=NARROW, examples=30)
     assert one(run, "property-accuracy").verdict is Verdict.FAIL

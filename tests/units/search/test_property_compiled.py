@@ -32,7 +32,6 @@ def evaluator(function: Any, replaced: Any) -> tuple[Evaluator, Compiled]:
     return Evaluator(runner, (), compiled), compiled
 
 
-@pytest.mark.slow
 def test_compiled_code_that_is_right_passes_and_is_compiled_for_a_few_shapes() -> None:
     inputs = tensors("float16", shape=3, min_value=-4, max_value=4)
     run = assert_property(smooth, inputs=inputs, compile=True, options=SearchOptions(examples=10))

@@ -33,7 +33,6 @@ def failing(*args: Any, **kwargs: Any) -> Run:
     return runs[0]
 
 
-@pytest.mark.slow
 def test_a_failure_says_what_was_required_what_came_out_where_and_how_to_see_it_again() -> None:
     failures = failing(softmax, inputs=WIDE).of(Verdict.FAIL)
     finding = next(one for one in failures if one.check == "property-finite")
@@ -58,7 +57,6 @@ def test_a_pass_says_how_much_was_looked_at() -> None:
     assert all(f"{run.coverage.seen['examples']} examples" in f.message for f in properties)
 
 
-@pytest.mark.slow
 def test_the_same_seed_finds_the_same_and_the_random_streams_go_on_as_if_nothing_had_been() -> None:
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
@@ -170,7 +168,6 @@ class Square(torch.nn.Module):
         return x * x * self.factor
 
 
-@pytest.mark.slow
 def test_the_headroom_that_is_left_is_told_with_the_module() -> None:
     run = assert_property(
         Growing(412.0),
@@ -204,7 +201,6 @@ def test_gradient_ascent_climbs_to_an_overflow_that_drawing_misses_and_makes_it_
 # Invariances ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("function", "invariance"),
     [
@@ -225,7 +221,6 @@ def test_an_invariance_that_holds_passes(function: Any, invariance: Any) -> None
     assert invariance.name in found.message
 
 
-@pytest.mark.slow
 def test_one_that_float64_does_not_have_fails_as_such() -> None:
     run = failing(torch.tanh, inputs=NARROW, invariances=(Shift(1.0),), examples=15)
     (finding,) = run.of(Verdict.FAIL)
@@ -233,7 +228,6 @@ def test_one_that_float64_does_not_have_fails_as_such() -> None:
     assert "does not hold in float64 either" in finding.message
 
 
-@pytest.mark.slow
 def test_one_that_low_precision_loses_fails() -> None:
     """Softmax is free of shifts; without subtracting the largest it overflows twelve further up."""
     run = failing(softmax, inputs=NARROW, invariances=(Shift(12.0),), examples=15)
@@ -247,7 +241,6 @@ def test_one_that_low_precision_loses_fails() -> None:
 MENDED = "    e = (x - x.amax(-1, keepdim=True)).exp()\n    return e / e.sum(-1, keepdim=True)\n"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_a_failure_is_written_as_a_test_that_fails_until_the_function_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,7 +266,6 @@ def test_a_failure_is_written_as_a_test_that_fails_until_the_function_is_mended(
     del sys.modules["functions"]
 
 
-@pytest.mark.slow
 def test_a_module_and_a_large_example_are_saved_beside_it(tmp_path: Path) -> None:
     model = Growing(100.0)
     run = failing(
@@ -283,7 +275,6 @@ def test_a_module_and_a_large_example_are_saved_beside_it(tmp_path: Path) -> Non
     assert "run pytest" in run.of(Verdict.FAIL)[0].hint
 
 
-@pytest.mark.slow
 def test_what_cannot_be_named_in_a_file_is_told(tmp_path: Path) -> None:
     run = failing(lambda x: softmax(x), inputs=WIDE, examples=20, reproduce=tmp_path)
     assert "no test was written: the function cannot be imported by name" in run.of(Verdict.FAIL)[0].hint

@@ -20,7 +20,6 @@ from ampcheck.strategies import tensors
 SOFTMAX = "def plain_softmax(x):\n    e = x.exp()\n    return e / e.sum(-1, keepdim=True)\n"
 
 
-@pytest.mark.slow
 def test_a_padding_by_minus_infinity_is_written_so_that_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

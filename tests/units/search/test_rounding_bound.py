@@ -47,7 +47,6 @@ COMPOSED: dict[str, Function] = {
 }
 
 
-@pytest.mark.every(12)
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.parametrize("fmt", FORMATS)
 @settings(max_examples=25)
@@ -58,7 +57,6 @@ def test_a_result_that_is_rounded_once_is_always_honest(name: str, fmt: str, dat
     assert found == []
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @settings(max_examples=25)
 @given(data=st.data())

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from slow_cases import slow_cases
 from textbook import FORMATS, TEXTBOOK
 
 from ampcheck import assert_property
@@ -24,11 +23,7 @@ def smallest_input(message: str) -> Any:
     return eval(found[1], {"torch": torch})
 
 
-SLOW = (("cosine_similarity", "bfloat16"), ("linear_attention", "bfloat16"), ("linear_attention", "float16"))
-
-
-@pytest.mark.every(8)
-@pytest.mark.parametrize(("name", "fmt"), slow_cases(CASES, SLOW))
+@pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_a_breaking_input_of_a_few_elements_is_found(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
     with collect() as runs, pytest.raises(AssertionError):
@@ -39,7 +34,6 @@ def test_a_breaking_input_of_a_few_elements_is_found(name: str, fmt: str) -> Non
     assert {finding.check for finding in failures} <= {"property-finite", "property-accuracy"}
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(("name", "fmt"), CASES)
 def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
     case = TEXTBOOK[name]
@@ -48,7 +42,6 @@ def test_none_is_found_for_the_stable_form(name: str, fmt: str) -> None:
     assert 50 <= run.coverage.seen["examples"] <= 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_what_is_found_fails_again_by_itself(fmt: str) -> None:
     case = TEXTBOOK["softmax"]

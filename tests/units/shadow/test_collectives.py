@@ -28,7 +28,6 @@ def both(ranks: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
     return [rank[case] for rank in ranks]
 
 
-@pytest.mark.slow
 def test_exact_is_the_collective_in_float64(ranks: list[dict[str, Any]]) -> None:
     for seen in both(ranks, "collectives"):
         assert len(seen["apart"]) >= 16
@@ -36,7 +35,6 @@ def test_exact_is_the_collective_in_float64(ranks: list[dict[str, Any]]) -> None
         assert (seen["unruled"], seen["faults"]) == ({}, [])
 
 
-@pytest.mark.slow
 def test_what_is_received_from_one_process_restarts_and_is_counted(ranks: list[dict[str, Any]]) -> None:
     sender, receiver = both(ranks, "received")
     assert receiver["restarted"]
@@ -45,7 +43,6 @@ def test_what_is_received_from_one_process_restarts_and_is_counted(ranks: list[d
     assert sender["faults"] == receiver["faults"] == []
 
 
-@pytest.mark.slow
 def test_a_shadow_on_one_rank_waits_for_nothing_and_says_what_it_does_not_know(ranks: list[dict[str, Any]]) -> None:
     seen, other = both(ranks, "lone")
     assert seen["same"]

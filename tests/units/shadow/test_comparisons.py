@@ -74,7 +74,6 @@ def failures(run: Run) -> list[str]:
     return [f"{finding.check}: {finding.message}" for finding in run.of(Verdict.FAIL)]
 
 
-@pytest.mark.every(12)
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.bfloat16), ("cuda", torch.float16)], ids=str)
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_measure_of_the_own_error_is_no_fault(name: str, dtype: torch.dtype, device: str) -> None:
@@ -82,7 +81,6 @@ def test_a_measure_of_the_own_error_is_no_fault(name: str, dtype: torch.dtype, d
     assert failures(run) == []
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", MEASURES | NOT_FOR_TRAINING)
 def test_nor_is_it_in_evaluation(name: str, dtype: torch.dtype) -> None:
@@ -121,7 +119,6 @@ def test_an_overflow_is_found_though_it_is_compared() -> None:
     assert [fault.kind for fault in shadow.faults] == ["overflow"]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_compensated_sum_stays_exact(dtype: torch.dtype) -> None:
     """What compensates is zero in float64, too, and its sum is not."""

@@ -135,7 +135,6 @@ def test_a_run_of_compiled_functions_is_no_full_pass() -> None:
     assert coverage(eager).verdict is Verdict.PASS
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_training_loop_says_that_its_compiled_step_was_judged_in_eager_mode(compiled: bool) -> None:
     model = nn.Linear(4, 4)

@@ -68,7 +68,6 @@ WAYS: tuple[Callable[[torch.dtype, int], torch.Tensor], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", END, ids=str)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_count_that_stops_fails_and_one_that_does_not_is_silent(

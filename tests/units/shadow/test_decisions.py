@@ -49,7 +49,6 @@ def offset_of(low: torch.dtype) -> float:
     return 2.3 / torch.finfo(low).eps
 
 
-@pytest.mark.every(5)
 @FORMATS
 @pytest.mark.parametrize("name", DECISIONS)
 @pytest.mark.parametrize("seed", range(3))
@@ -135,7 +134,6 @@ def test_a_sort_key_that_rounds_its_second_part_away_is_found(low: torch.dtype) 
     assert not faults_of(lambda: order(torch.float32))
 
 
-@pytest.mark.every(4)
 @FORMATS
 def test_sums_in_16_bits_over_many_steps_are_found_at_the_order_that_they_give(low: torch.dtype) -> None:
     def beams(kept: torch.dtype) -> Tensor:

@@ -43,7 +43,6 @@ def test_a_cast_that_cuts_values_off_is_an_overflow_at_its_line(dtype: torch.dty
     assert f"{TOP[dtype]:g}" in found.message or dtype is E5M2 or not SATURATES
 
 
-@pytest.mark.every(5)
 @DTYPES
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.03, 2.0, 100.0])
 def test_a_scaled_cast_passes(dtype: torch.dtype, times: float) -> None:
@@ -141,7 +140,6 @@ def test_a_cast_that_leaves_few_gradients_is_a_flush() -> None:
     assert (found.where.phase, found.where.op) == ("backward", "aten::_to_copy")
 
 
-@pytest.mark.every(6)
 @DTYPES
 @pytest.mark.parametrize("dim", [(0, 1), (1,)], ids=["tensor", "rows"])
 @pytest.mark.parametrize("off", [1.0, 0.25, 2.0**-6], ids=["just", "delayed", "far below"])

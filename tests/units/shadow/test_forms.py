@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from handwritten import CASES
 from handwritten.case import Case
 from handwritten.loops import as_callable, as_island, train, train_with_island
-from test_handwritten import LONG, MISSED
+from test_handwritten import MISSED
 
 import ampcheck
 from ampcheck.core.run import Run, Verdict, collect
@@ -22,9 +21,6 @@ SCALAR_SAMPLE = {
     "pearson_by_moments": "the spread of a scalar is one sample: where it is small by chance, the next op is at fault"
 }
 """Cases that are found, though in some forms not at their line."""
-
-SHARE = 10
-"""By default one case in so many runs; all of them are slow."""
 
 
 def in_a_loop(case: Case, dtype: torch.dtype, island: bool) -> Run:
@@ -70,13 +66,9 @@ def failures(run: Run, case: Case) -> list[tuple[str, int | None]]:
 
 
 def _parameters() -> list[Any]:
-    """Each case in each form; one in `SHARE` runs by default, of each family and kind in turn."""
-    ordered = sorted(CASES, key=lambda case: (case.kind, case.family, case.name))
-    quick = {case.name for case in itertools.islice((c for c in ordered if c.kind not in LONG), 0, None, SHARE)}
     return [
         pytest.param(
             case, dtype, form, id=f"{case.name}-{str(dtype).removeprefix('torch.')}-{form}",
-            marks=[] if case.name in quick and dtype is case.formats[0] else [pytest.mark.slow],
         )
         for case in CASES
         for dtype in case.formats
@@ -84,7 +76,6 @@ def _parameters() -> list[Any]:
     ]  # fmt: skip
 
 
-@pytest.mark.every(24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype", "form"), _parameters())
 def test_a_case_is_found_at_its_line_in_every_form(case: Case, dtype: torch.dtype, form: str) -> None:
@@ -97,7 +88,6 @@ def test_a_case_is_found_at_its_line_in_every_form(case: Case, dtype: torch.dtyp
         pytest.fail(f"not found at {case.fault_lines}: {found}")
 
 
-@pytest.mark.every(24)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype", "form"), _parameters())
 def test_the_float32_island_behind_rounded_data_is_silent_in_every_form(
@@ -106,7 +96,6 @@ def test_the_float32_island_behind_rounded_data_is_silent_in_every_form(
     assert failures(FORMS[form](case, dtype, True), case) == []
 
 
-@pytest.mark.slow
 def test_marked_tests_report_cases_at_their_lines(pytester: pytest.Pytester) -> None:
     """One session of the real plugin: marked tests fail at the line of the case, those of islands pass."""
     names = ["rms_norm_eps_1e8", "bce_by_hand", "voxel_keys", "clipping_by_squares", "softened_gravity"]

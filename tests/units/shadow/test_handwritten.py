@@ -35,14 +35,12 @@ def _parameters() -> list[object]:
     return [
         pytest.param(
             case, dtype, id=f"{case.name}-{str(dtype).removeprefix('torch.')}",
-            marks=[pytest.mark.slow] if case.kind in LONG else [],
         )
         for case in CASES
         for dtype in case.formats
     ]  # fmt: skip
 
 
-@pytest.mark.every(16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("case", "dtype"), _parameters())
 def test_a_fault_is_found_at_its_line(case: Case, dtype: torch.dtype) -> None:
@@ -52,17 +50,15 @@ def test_a_fault_is_found_at_its_line(case: Case, dtype: torch.dtype) -> None:
     assert any(fault.where.line in case.fault_lines for fault in faults), [str(fault) for fault in faults]
 
 
-@pytest.mark.every(8)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.kind in LONG else []) for case in CASES],
+    [pytest.param(case, id=case.name) for case in CASES],
 )
 def test_the_float32_island_is_silent(case: Case) -> None:
     assert [str(fault) for fault in reaching(case, torch.float32)] == []
 
 
-@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("case", "dtype"),

@@ -118,7 +118,6 @@ def summed(
     return shadow, value, true
 
 
-@pytest.mark.every(32)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2])
 @pytest.mark.parametrize("form", FORMS)
@@ -128,7 +127,6 @@ def test_a_compensated_sum_is_no_fault(form: Form, size: float, dtype: torch.dty
     assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("size", [1e-4, 1e-2])
 @pytest.mark.parametrize("form", [in_float32, of_the_sums, by_the_old_less_the_new])
@@ -138,7 +136,6 @@ def test_a_sum_whose_rest_is_in_float32_is_no_fault(form: Form, size: float, dty
     assert float(((value - true) / true).abs().max()) < 1.5 * torch.finfo(dtype).eps
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_compensated_average_is_no_fault(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -157,7 +154,6 @@ def watched_only(value: torch.Tensor, update: torch.Tensor, rest: torch.Tensor) 
     (value - old).norm().item()
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_a_sum_that_nothing_compensates_drifts_though_code_looks_at_what_it_takes_up(dtype: torch.dtype) -> None:
     shadow, value, true = summed(watched_only, dtype, torch.finfo(dtype).eps / 4, 300)
@@ -220,13 +216,11 @@ def failures(*, keeps: bool, by_parts: bool) -> set[str]:
     return {f.check for f in audit(loop(keeps=keeps) if by_parts else main).of(Verdict.FAIL)}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("by_parts", [False, True])
 def test_a_loop_that_compensates_passes(by_parts: bool) -> None:
     assert not failures(keeps=True, by_parts=by_parts)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("by_parts", [False, True])
 def test_a_loop_that_overwrites_its_compensation_stagnates(by_parts: bool) -> None:
     assert failures(keeps=False, by_parts=by_parts) == {"stagnation"}

@@ -98,7 +98,6 @@ def operators() -> Iterator[Any]:
     return (op for op in supported if not op.name.startswith("jiterator"))  # of CUDA alone
 
 
-@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("default", [torch.float32, torch.bfloat16], ids=str)
 def test_operators_of_opinfo_give_what_they_give_with_that_default_dtype(default: torch.dtype) -> None:

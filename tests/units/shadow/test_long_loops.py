@@ -84,9 +84,8 @@ def growth(name: str, steps: int) -> tuple[int, int, float]:
     return objects[1] - objects[0], resident[1] - resident[0], cost
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
-@pytest.mark.parametrize("steps", [200, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [200, 5000])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_memory_and_time_per_step_stay_flat(name: str, steps: int) -> None:
     """In a process of its own: the memory of other tests comes and goes."""
@@ -161,7 +160,6 @@ def test_a_bfloat16_accumulator_is_found_at_its_line(function: Callable[[torch.d
     }, [str(f) for f in watched.run.findings]
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("function", DRIFTS, ids=lambda function: function.__name__)
 def test_the_same_in_float32_is_silent(function: Callable[[torch.dtype], Any]) -> None:
     with ampcheck.watch(fail_on="never") as watched:
@@ -199,7 +197,6 @@ def test_an_error_of_one_execution_in_a_thousand_is_an_accident_and_one_that_rec
     assert not faulty(1000, 5000)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_model_that_has_converged_to_zero_is_silent_after_thousands_of_steps(seed: int) -> None:
     torch.manual_seed(seed)

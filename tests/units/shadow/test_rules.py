@@ -98,7 +98,8 @@ FOLLOWED: dict[str, tuple[Op, Expected]] = {
     "mask": (lambda x: x[x > 0], lambda x, w, out: w[x > 0]),
     "argmax": (lambda x: x.flatten()[x.argmax()], lambda x, w, out: w.flatten()[x.argmax()]),
     "nearest pixel": (
-        lambda x: F.grid_sample(data(1, 2, 4, 4), x[None, :, :2].view(1, 6, 1, 2), "nearest", align_corners=True),
+        # Halved, as what lies a pixel away is no near tie.
+        lambda x: F.grid_sample(data(1, 2, 4, 4), x[None, :, :2].view(1, 6, 1, 2) / 2, "nearest", align_corners=True),
         lambda x, w, out: out.double(),
     ),
     "bags": (
@@ -120,7 +121,6 @@ def _derivative(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
     return gradient
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_values_follow_what_the_run_decided(name: str) -> None:
     op, expected = FOLLOWED[name]
@@ -365,7 +365,6 @@ def test_numbers_that_leave_are_counted_by_line_and_come_back_as_data() -> None:
     assert torch.Tensor.numpy is original
 
 
-@pytest.mark.slow
 def test_companions_die_with_their_tensors() -> None:
     model, x = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4)), data(8, 32)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9, fused=True)

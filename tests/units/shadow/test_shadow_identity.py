@@ -124,15 +124,11 @@ def distance(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def _cases() -> Iterator[Any]:
-    """Every optimizer on images in bfloat16, one on all subjects and formats; the others are slow."""
     formats = {"float32": None, "bfloat16": torch.bfloat16}
     for subject, optimizer, name in itertools.product(SUBJECTS, OPTIMIZERS, formats):
-        runs = optimizer == "adamw" or (subject, name) == ("images", "bfloat16")
-        marks = [] if runs else [pytest.mark.slow]
-        yield pytest.param(subject, optimizer, formats[name], id=f"{subject}-{optimizer}-{name}", marks=marks)
+        yield pytest.param(subject, optimizer, formats[name], id=f"{subject}-{optimizer}-{name}")
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize(("subject", "optimizer", "low"), list(_cases()))
 def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     subject: str, optimizer: str, low: torch.dtype | None
@@ -159,7 +155,6 @@ def test_exact_equals_a_separate_float64_run_and_the_run_is_untouched(
     assert not shadow.unruled
 
 
-@pytest.mark.slow
 def test_a_step_that_the_scaler_skips_is_skipped_by_exact() -> None:
     torch.manual_seed(0)
     model, data = Language(), torch.randint(0, 50, (2, 12))
@@ -251,7 +246,6 @@ def _write_data(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return result.detach()
 
 
-@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(sorted(PROGRAM)), min_size=1, max_size=6), st.integers(0, 99))
 def test_any_program_is_followed_in_float64_and_left_as_it_is(names: list[str], seed: int) -> None:

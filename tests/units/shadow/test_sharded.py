@@ -23,7 +23,6 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
-@pytest.mark.every(4)
 @FSDP
 @pytest.mark.parametrize("case", ["fsdp", "fsdp_bfloat16"])
 def test_shards_are_followed_and_unchanged(ranks: list[dict[str, Any]], case: str) -> None:

@@ -51,13 +51,11 @@ def lost_digits(seed: int, *, cancels: bool = False) -> set[str]:
     return {finding.where.op for finding in audit(main, checks=["precision-loss"]).of(Verdict.FAIL)}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_an_iteration_that_enlarges_small_singular_values_is_no_fault(seed: int) -> None:
     assert not lost_digits(seed)
 
 
-@pytest.mark.slow
 def test_digits_that_an_optimizer_loses_of_gradients_are_found() -> None:
     assert lost_digits(0, cancels=True)
 
@@ -94,7 +92,6 @@ def test_terms_that_all_lose_the_same_digit_are_found_in_their_sum() -> None:
     assert [fault.where.op for fault in shadow.faults if fault.reaches] == ["aten::sum.dim_IntList"]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("seed", [0, 3])
 def test_rows_of_gradients_that_are_small_beside_the_others_may_be_unscaled(seed: int) -> None:
     """A gradient is one tensor, also where a `GradScaler` divides it."""

@@ -125,7 +125,6 @@ def _alike(low: torch.dtype) -> object:
         return (left @ right.mT / 8).sort(-1), (left @ right.mT / 8).topk(16)
 
 
-@pytest.mark.every(8)
 @FORMATS
 @pytest.mark.parametrize(
     "decide",

@@ -51,7 +51,6 @@ def failures(run: Run) -> set[str]:
     return {f.check for f in run.findings if f.verdict is Verdict.FAIL}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("closure", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_bias_of_the_keys_may_wander(dtype: torch.dtype, closure: bool) -> None:
@@ -62,7 +61,6 @@ def test_gradients_that_the_data_determine_may_not_vanish() -> None:
     assert {"flush", "silent-zero"} & failures(trained(torch.float16, 4, flushed=True))
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(("dtype", "pure"), [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_elements_of_which_nothing_is_left_but_rounding_may_step_the_other_way(dtype: torch.dtype, pure: bool) -> None:
     """The first step of Adam is as long for a gradient that cancels as for any other, and its sign is rounding."""
@@ -183,7 +181,6 @@ def trained_on_itself(dtype: torch.dtype | None, head: bool) -> Run:
     return audit({"model": model, "other": other, "optimizer": optimizer, "step": step})
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("head", [False, True], ids=["alone", "beside a head that learns"])
 def test_float32_gradients_that_cancel_to_zero_are_no_underflow(head: bool) -> None:
     assert "gradient-underflow" not in failures(trained_on_itself(None, head))

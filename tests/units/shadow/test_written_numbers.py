@@ -30,7 +30,6 @@ WRITTEN: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @given(data=st.lists(NUMBERS, min_size=1, max_size=5))
@@ -103,7 +102,6 @@ def test_scales_and_masks_as_users_write_them_pass() -> None:
     assert not audit(normalise).failed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
 def test_device_contexts_scripts_and_export_work_inside_and_after(warm: bool) -> None:
     """In a new process: PyTorch makes its tables of functions when it first needs them, which may be inside."""

@@ -39,7 +39,6 @@ def load(worker, root, target="model.py:make", repository=None, mode=None):
     return worker.ask("load", **given, mode=mode, precision=None)
 
 
-@pytest.mark.slow
 def test_a_compiled_launch_reports_its_graphs_and_breaks_and_times_both_arms(tmp_path):
     (tmp_path / "model.py").write_text(BREAKS)
     with launched(tmp_path) as worker:
@@ -56,7 +55,6 @@ def test_a_compiled_launch_reports_its_graphs_and_breaks_and_times_both_arms(tmp
     assert told.recompiles == ()
 
 
-@pytest.mark.slow
 def test_a_plain_launch_compiles_nothing_and_keeps_to_as_many_cores_as_it_has_threads(tmp_path):
     (tmp_path / "model.py").write_text(BREAKS)
     with launched(tmp_path) as worker:
@@ -70,7 +68,6 @@ def test_a_plain_launch_compiles_nothing_and_keeps_to_as_many_cores_as_it_has_th
         assert worker.ask("signals") == Signals()
 
 
-@pytest.mark.slow
 def test_a_package_that_is_installed_from_the_head_is_refused_in_the_base(tmp_path):
     head, base = tmp_path / "head", tmp_path / "base"
     for side in (head, base):

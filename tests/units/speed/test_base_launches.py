@@ -52,13 +52,11 @@ def verdicts(seed, **settings):
     return Counter(gate(random, **settings) for _ in range(SHOTS))
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("luck", [0.0, 0.005, 0.01, 0.02, 0.03])
 def test_a_change_that_does_nothing_fails_at_most_once_in_a_hundred(luck):
     assert verdicts(1, luck=luck)[Verdict.FAIL] <= 0.01 * SHOTS
 
 
-@pytest.mark.slow
 def test_the_rate_holds_where_the_processes_of_the_head_differ_far_more_than_those_of_the_base():
     assert verdicts(2, luck=0.005, head_luck=0.02)[Verdict.FAIL] <= 0.01 * SHOTS
     assert verdicts(3, luck=0.01, head_luck=0.03)[Verdict.FAIL] <= 0.02 * SHOTS
@@ -77,7 +75,6 @@ def test_blocks_alone_would_have_cried_wolf():
     assert failed > 0.1 * SHOTS
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("luck", "at_least"), [(0.0, 0.99), (0.005, 0.99), (0.01, 0.97), (0.02, 0.4)])
 def test_8_per_cent_slower_is_found(luck, at_least):
     found = verdicts(5, luck=luck, slower=0.08, noise=0.02)
@@ -85,13 +82,11 @@ def test_8_per_cent_slower_is_found(luck, at_least):
     assert found[Verdict.PASS] <= 0.01 * SHOTS
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize(("luck", "at_least"), [(0.0, 0.99), (0.005, 0.99), (0.01, 0.9)])
 def test_a_change_that_does_nothing_passes_where_launches_agree(luck, at_least):
     assert verdicts(6, luck=luck, noise=0.02)[Verdict.PASS] >= at_least * SHOTS
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("number", [2, 3, 8])
 def test_the_interval_covers_the_truth_as_often_as_it_says(number):
     random, covered, shots = np.random.default_rng(7), 0, 3000

@@ -170,7 +170,6 @@ def clock(workers, monkeypatch):
     return workers
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("step", "budget", "rounds", "cycles"),
     [(10.0, 24.0, 2, 1), (2.0, 24.0, 4, 1), (0.5, 24.0, 8, 2), (0.0625, 24.0, 8, 16)],
@@ -209,7 +208,6 @@ def test_a_base_that_fails_is_a_result(workers):
     assert run().failure.startswith("A/A twin, launch 1: it raised")
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("side", ["base", "A/A twin"])
 @pytest.mark.parametrize("command", ["load", "pin", "warm_up", "block"])
 def test_a_base_that_fails_after_its_first_call_is_the_same_finding(workers, command, side):

@@ -92,7 +92,6 @@ def test_a_repository_below_the_prefix_of_python_is_not_installed(monkeypatch):
         assert is_installed(app / place, app)
 
 
-@pytest.mark.slow
 def test_a_process_that_imports_a_copy_tells_so(tmp_path):
     """As `pip install .` leaves it: the package lies in site-packages, the target beside its source."""
     source = "from torch import nn\nimport torch\n\ndef make(): return nn.Linear(4, 4).eval(), torch.ones(1, 4)\n"

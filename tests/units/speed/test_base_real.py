@@ -53,7 +53,6 @@ def load(processes):
             process.wait()
 
 
-@pytest.mark.slow
 def test_a_commit_that_makes_it_8_per_cent_slower_fails(repo):
     commit(repo, "slower", model_py=MODEL.format(times=26))
     for _ in range(2):
@@ -70,7 +69,6 @@ def test_a_commit_that_makes_it_8_per_cent_slower_fails(repo):
     assert run.environment["base"].startswith("HEAD~1 (")
 
 
-@pytest.mark.slow
 def test_a_commit_that_changes_nothing_does_not_fail_and_leaves_the_repository_as_it_was(repo):
     commit(repo, "no change", **{"README.md": "a model"})
     (repo / "notes.txt").write_text("not committed")
@@ -86,7 +84,6 @@ def test_a_commit_that_changes_nothing_does_not_fail_and_leaves_the_repository_a
     assert len(git(repo, "worktree", "list").splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_under_load_a_commit_that_changes_nothing_ends_pass_or_undecided(repo):
     commit(repo, "no change", **{"README.md": "a model"})
     with load(2):
@@ -95,7 +92,6 @@ def test_under_load_a_commit_that_changes_nothing_ends_pass_or_undecided(repo):
     assert code == 0
 
 
-@pytest.mark.slow
 def test_a_target_that_only_the_base_lacks_is_told_and_one_that_the_head_lacks_is_a_usage_error(repo):
     commit(repo, "renamed", model_py=MODEL.format(times=24).replace("def make", "def other"))
     with pytest.raises(UsageError, match=r"^head, launch 1: model.py has no 'make'"):

@@ -64,7 +64,6 @@ def test_what_ran_eager_is_not_timed_as_compiled(
     assert [row[0] for row in run.tables[0].rows] == [str(EAGER), "A/A twin", str(COMPILED)]
 
 
-@pytest.mark.slow
 def test_more_steps_than_dynamo_compiles_one_function_by_default_are_all_compiled() -> None:
     """The limit is 8; a ninth copy would run eager without a word."""
     before = compiling.dynamo.setting(compiling.dynamo.recompile_limit())

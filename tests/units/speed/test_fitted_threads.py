@@ -170,7 +170,6 @@ print(run.findings[0].verdict, run.findings[0].message, run.findings[0].hint, ru
 """
 
 
-@pytest.mark.slow
 def test_beside_processes_that_keep_both_cores_busy_there_is_a_verdict_in_the_same_budget(tmp_path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:

@@ -45,7 +45,6 @@ def points_of(kept: History) -> list[Point]:
     return [point for series in kept.series for point in series.points]
 
 
-@pytest.mark.slow
 @settings(max_examples=40)
 @given(given_records=st.lists(records, max_size=6, unique_by=lambda one: (one.name, one.arm)))
 def test_whatever_is_appended_is_loaded(

@@ -94,7 +94,6 @@ def test_what_could_not_be_read_is_told(told: Any) -> None:
     assert "torn.jsonl, line 1" in said.out
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

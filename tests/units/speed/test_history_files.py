@@ -182,7 +182,6 @@ for number in range(25):
 """
 
 
-@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(TESTS), str(tmp_path)]
     writers = [subprocess.Popen([*command, str(who)], stderr=subprocess.PIPE) for who in range(4)]

@@ -138,7 +138,6 @@ def test_a_number_that_is_no_float_is_told_and_the_others_are_imported(tmp_path:
     assert len(import_benchmarks(tmp_path / "h", [far]).notes) == 1
 
 
-@pytest.mark.slow
 def test_what_pytest_wrote_itself_is_read(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,6 @@ def test_any_record_comes_back_to_the_last_bit_and_once(tmp_path_factory: Any, g
         assert json.loads(line, parse_constant=pytest.fail)["schema"] == 1  # strict JSON: no NaN, no Infinity
 
 
-@pytest.mark.slow
 @given(st.lists(entries, min_size=1, max_size=5), st.data())
 def test_the_order_in_which_lines_and_files_are_merged_says_nothing(
     tmp_path_factory: Any, given_entries: list[Entry], data: st.DataObject
@@ -154,7 +153,6 @@ def test_the_order_in_which_lines_and_files_are_merged_says_nothing(
     assert after.notes == before.notes == ()
 
 
-@pytest.mark.slow
 @given(several(1, 4), entries, st.data())
 def test_a_line_torn_at_any_byte_costs_itself_alone_and_is_told_in_one_sentence(
     tmp_path_factory: Any, given_entries: list[Entry], later: Entry, data: st.DataObject
@@ -208,7 +206,6 @@ def test_lines_of_any_newer_version_stay_are_told_once_and_take_nothing_along(
     assert all(line in file.read_bytes() for line in newer)
 
 
-@pytest.mark.slow
 @given(st.lists(st.lists(entries, max_size=3).map(in_one_file), min_size=2, max_size=4))
 def test_writers_at_the_same_time_lose_nothing(tmp_path_factory: Any, shares: list[list[Entry]]) -> None:
     folder = tmp_path_factory.mktemp("threads")

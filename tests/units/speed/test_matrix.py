@@ -36,7 +36,6 @@ def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_warm_up_compiler", lambda device: None)
 
 
-@pytest.mark.slow
 def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
     stats = measured(Planted(), ("eager", "default", "max-autotune"), ("float32",))
 
@@ -48,7 +47,6 @@ def test_what_is_faster_pays_what_is_slower_or_hardly_faster_does_not() -> None:
     assert stats.cell("eager", "float32").verdict == ""
 
 
-@pytest.mark.slow
 def test_a_gain_is_against_eager_mode_in_the_same_precision_and_a_ratio_against_float32() -> None:
     stats = measured(Planted(), precisions=("bfloat16",))
 
@@ -83,7 +81,6 @@ def test_compilation_has_paid_when_its_cost_is_saved_and_never_where_nothing_is(
     assert math.isinf(break_even(8.0, eager, slow, lowest=8.0, highest=8.0).calls)
 
 
-@pytest.mark.slow
 def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() -> None:
     planted = Planted()
     stats = measured(planted, ("eager", "default", "reduce-overhead"), ("float32", "tf32"))
@@ -94,7 +91,6 @@ def test_what_this_machine_lacks_is_a_cell_with_a_reason_and_is_never_built() ->
     assert planted.built == ["eager, float32", "default, float32"]
 
 
-@pytest.mark.slow
 def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> None:
     stats = measured(Planted(raising=("default, float32",)), precisions=("float32", "bfloat16"))
 
@@ -106,7 +102,6 @@ def test_a_cell_that_raises_holds_the_error_and_the_others_are_measured() -> Non
     assert ["no such kernel" in finding.message for finding in warned] == [True]
 
 
-@pytest.mark.slow
 def test_without_eager_float32_nothing_is_compared_and_each_cell_says_why() -> None:
     stats = measured(Planted(raising=("eager, float32",)), precisions=("float32", "bfloat16"))
 
@@ -114,7 +109,6 @@ def test_without_eager_float32_nothing_is_compared_and_each_cell_says_why() -> N
     assert check(stats, Limits())[0].verdict is Verdict.SKIP
 
 
-@pytest.mark.slow
 def test_an_arm_that_was_to_be_compiled_and_made_no_graph_is_no_compiled_cell() -> None:
     stats = measured(Planted(hollow=True), precisions=("float32", "bfloat16"))
 
@@ -124,7 +118,6 @@ def test_an_arm_that_was_to_be_compiled_and_made_no_graph_is_no_compiled_cell() 
     assert cell.ratio is None
 
 
-@pytest.mark.slow
 def test_more_arms_than_dynamo_compiles_one_function_for_still_run_compiled() -> None:
     """The default limit is 8, and beyond it code runs eager without a word."""
 
@@ -144,7 +137,6 @@ def test_more_arms_than_dynamo_compiles_one_function_for_still_run_compiled() ->
     assert measured(Crowded()).cell("default", "float32").reason == ""
 
 
-@pytest.mark.slow
 def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(judge: Any, mode: str, precision: str) -> Judged:
         return Judged(Verdict.PASS, "right", 1e-7) if mode == "eager" else Judged(Verdict.FAIL, "off by 3", 3.0)
@@ -161,7 +153,6 @@ def test_a_fast_cell_with_wrong_numbers_is_no_win(monkeypatch: pytest.MonkeyPatc
     assert WRONG in matrix_run(stats).tables[0].rows[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("budget", [3.0, 0.15], ids=["many cycles", "too few for any interval"])
 def test_a_run_survives_json_with_its_infinities(budget: float) -> None:
     stats = measured(Planted(), ("eager", "default", "reduce-overhead"), ("float32", "bfloat16"), budget=budget)
@@ -193,7 +184,6 @@ def test_a_cell_that_nobody_judged_is_fast_and_is_not_called_right(accuracy: str
     assert "not judged is max-autotune, float32: 1.7" in found.message
 
 
-@pytest.mark.slow
 def test_a_matrix_without_accuracy_calls_nothing_right() -> None:
     found = check(measured(Planted()), Limits())
 

@@ -117,7 +117,6 @@ def test_a_compiled_model_that_draws_random_numbers_is_not_called_right(monkeypa
     assert "random numbers" in found.why
 
 
-@pytest.mark.slow
 def test_a_users_model_is_compiled_timed_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one real compilation here; how fast it is no test says."""
     monkeypatch.chdir(tmp_path)
@@ -148,7 +147,6 @@ class WrongWithoutGradients(nn.Module):
         return found * 1.5 if wrong else found
 
 
-@pytest.mark.slow
 def test_the_code_that_was_timed_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inference is timed without gradients, for which other code is compiled than with them."""
     monkeypatch.chdir(tmp_path)
@@ -161,7 +159,6 @@ def test_the_code_that_was_timed_is_judged(tmp_path: Path, monkeypatch: pytest.M
     assert stats.cell("eager", "float32").accuracy == "pass"
 
 
-@pytest.mark.slow
 def test_judging_compiles_nothing_that_timing_did_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.utils import clear_caches
 

@@ -27,7 +27,6 @@ def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
 QUICK = {"eager, float32": 0.010, "default, float32": 0.005, "eager, bfloat16": 0.008, "default, bfloat16": 0.007}
 
 
-@pytest.mark.slow
 def test_arms_that_are_much_slower_do_not_take_the_time_of_the_others() -> None:
     """float16 on a CPU takes up to 30 times as long."""
     alone = measured(Planted(seconds=QUICK), precisions=("float32", "bfloat16"))
@@ -41,7 +40,6 @@ def test_arms_that_are_much_slower_do_not_take_the_time_of_the_others() -> None:
     assert not any(cell.apart for cell in alone.cells)
 
 
-@pytest.mark.slow
 def test_what_is_much_slower_is_still_compared_with_eager_float32_and_with_its_own_precision() -> None:
     seconds = {**QUICK, "eager, float16": 0.060, "default, float16": 0.020}
     stats = measured(Planted(seconds=seconds), precisions=("float32", "float16"))
@@ -57,7 +55,6 @@ def test_what_is_much_slower_is_still_compared_with_eager_float32_and_with_its_o
     assert "eager, float16; default, float16" in note
 
 
-@pytest.mark.slow
 def test_an_arm_of_float32_goes_apart_alone_and_where_all_are_slow_none_does() -> None:
     mixed = measured(Planted(seconds={**QUICK, "max-autotune, float32": 0.05}), ("eager", "default", "max-autotune"))
     assert [cell.name for cell in mixed.cells if cell.apart] == ["max-autotune, float32"]
@@ -67,7 +64,6 @@ def test_an_arm_of_float32_goes_apart_alone_and_where_all_are_slow_none_does() -
     assert only.apart == 0
 
 
-@pytest.mark.slow
 def test_slow_arms_that_fail_while_they_are_timed_leave_the_others_their_times() -> None:
     class Breaking(Planted):
         def step(self, config: StepConfig, device: str) -> Callable[[], float]:
@@ -88,7 +84,6 @@ def test_slow_arms_that_fail_while_they_are_timed_leave_the_others_their_times()
     assert stats.cell("default", "float32").ratio is not None
 
 
-@pytest.mark.slow
 def test_copies_that_do_not_fit_are_refused_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     planted = Planted()  # four bytes for each of four weights and two biases
     assert copy_bytes(planted) == 24
@@ -111,7 +106,6 @@ def test_a_weight_that_is_shared_is_counted_once_in_a_copy() -> None:
     assert copy_bytes(tied) == 64
 
 
-@pytest.mark.slow
 def test_memory_counts_what_an_arm_keeps_and_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accelerator's: each arm has weights, and its first call makes a pool or the state of an optimizer."""
     taken = {"bytes": 0}

@@ -59,7 +59,6 @@ def test_decoding_reads_what_it_wrote_into_its_cache(workloads: Any) -> None:
     assert not torch.allclose(known, model(*second.args))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["batched inference", "training, scaled"])
 def test_the_numbers_of_healthy_workloads_are_right_in_each_precision(workloads: Any, name: str) -> None:
     workload = workloads[name]

@@ -59,7 +59,6 @@ def find(findings, check):
 
 
 @needs_artifacts
-@pytest.mark.slow
 def test_warm_caches_and_artifacts_are_used(stats):
     found = find(check_startup(stats), "start-up")
     assert [finding.verdict for finding in found] == [Verdict.PASS, Verdict.PASS], found
@@ -68,7 +67,6 @@ def test_warm_caches_and_artifacts_are_used(stats):
 
 
 @needs_artifacts
-@pytest.mark.slow
 def test_each_arm_has_its_graphs_and_cache_lookups(stats):
     assert [arm.name for arm in stats.arms] == [EAGER, COLD, WARM, ARTIFACTS]
     cold, warm, taken = (stats.arm(name).launches[0] for name in (COLD, WARM, ARTIFACTS))
@@ -85,7 +83,6 @@ def test_each_arm_has_its_graphs_and_cache_lookups(stats):
 
 
 @needs_artifacts
-@pytest.mark.slow
 def test_artifacts_hold_no_kernels_of_a_cpu_and_that_is_told():
     stats = measure_startup(f"{TARGETS}:chained", SpeedOptions(warm=1, budget=0.1))
     warm, taken = find(check_startup(stats), "start-up")
@@ -96,7 +93,6 @@ def test_artifacts_hold_no_kernels_of_a_cpu_and_that_is_told():
     assert built[0] == built[2] > 0 == built[1]
 
 
-@pytest.mark.slow
 def test_every_stage_of_a_start_takes_time(stats):
     for arm in stats.arms:
         for launch in arm.launches:
@@ -108,20 +104,17 @@ def test_every_stage_of_a_start_takes_time(stats):
     assert 0 < stats.arm(COLD).launches[0].compiling < stats.arm(COLD).launches[0].first
 
 
-@pytest.mark.slow
 def test_both_matrices_of_a_step_are_counted_eager_and_compiled(stats):
     assert {stats.arm(name).timed.memory for name in (EAGER, COLD)} == {2 * 64 * 64 * 4}
     assert [finding.verdict for finding in find(check_startup(stats), "peak-memory")] == [Verdict.PASS]
 
 
-@pytest.mark.slow
 def test_what_was_left_out_is_told_with_the_reason(stats):
     assert stats.left_out[REGIONAL] == "the model has no repeated blocks"
     assert stats.left_out[FIXED] == "the calls have the same shapes"
     assert "cold, regional: the model has no repeated blocks" in startup_run(stats).coverage.unseen
 
 
-@pytest.mark.slow
 def test_the_run_has_a_row_for_each_arm_and_survives_json(stats):
     run = startup_run(stats)
     assert Run.from_json(run.to_json()) == run
@@ -134,7 +127,6 @@ def test_the_run_has_a_row_for_each_arm_and_survives_json(stats):
     assert not run.failed, str(run)
 
 
-@pytest.mark.slow
 def test_caches_that_are_switched_off_fail(stats, tmp_path):
     options = SpeedOptions(env={"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
     launcher = Launcher(f"{TARGETS}:products", tmp_path, options)
@@ -167,7 +159,6 @@ def test_what_compiles_by_itself_is_refused(monkeypatch):
         measure_startup(f"{TARGETS}:compiled_already")
 
 
-@pytest.mark.slow
 def test_a_target_that_is_not_there_is_told():
     with pytest.raises(UsageError, match=r"startup_targets\.py has no 'nobody'"):
         measure_startup(f"{TARGETS}:nobody")

@@ -40,20 +40,18 @@ def shell(line: str, folder: Path, **more: str) -> subprocess.CompletedProcess[s
 
 
 FULL, GONE, CLOSED, OPEN = ">/dev/full", "| true", ">&-", ""
-SLOW = pytest.mark.slow
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("kind", "stdout", "code"),
     [
         ("steady", FULL, 3),
         ("slower", FULL, 1),
         ("slower", GONE, 1),
-        pytest.param("steady", GONE, 0, marks=SLOW),
-        pytest.param("steady", CLOSED, 0, marks=SLOW),
-        pytest.param("slower", CLOSED, 1, marks=SLOW),
-        pytest.param("slower", OPEN, 1, marks=SLOW),
+        ("steady", GONE, 0),
+        ("steady", CLOSED, 0),
+        ("slower", CLOSED, 1),
+        ("slower", OPEN, 1),
     ],
 )
 def test_files_are_written_and_the_exit_code_is_that_of_the_verdict(
@@ -72,10 +70,10 @@ def test_files_are_written_and_the_exit_code_is_that_of_the_verdict(
     "command",
     [
         "explain",
-        pytest.param("formats", marks=SLOW),
-        pytest.param("policy show cuda --torch 2.6", marks=SLOW),
-        pytest.param("policy diff 2.6 2.9 --json", marks=SLOW),
-        pytest.param("lab --list", marks=SLOW),
+        "formats",
+        "policy show cuda --torch 2.6",
+        "policy diff 2.6 2.9 --json",
+        "lab --list",
     ],
 )
 def test_a_listing_that_does_not_fit_is_no_traceback(command: str, tmp_path: Path) -> None:
@@ -85,7 +83,6 @@ def test_a_listing_that_does_not_fit_is_no_traceback(command: str, tmp_path: Pat
     assert (gone.returncode, gone.stderr) == (0, "")
 
 
-@SLOW
 def test_numbers_of_closed_files_are_not_those_of_the_next_files(histories: Path, tmp_path: Path) -> None:
     ended = shell(f"ampcheck history speed --json {tmp_path}/run.json <&- >&- 2>&-", histories / "steady")
     assert ended.returncode == 0

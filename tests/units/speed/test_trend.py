@@ -102,7 +102,6 @@ def test_a_faster_and_a_slower_step_are_each_others_mirror_and_the_slower_one_is
     assert down.factor == pytest.approx(1 / up.factor)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "kind", ["normal", "heavy tails", "two machines by chance", "linear drift", "constant", "one outlier", "two values"]
 )

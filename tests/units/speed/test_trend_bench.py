@@ -33,7 +33,6 @@ def of_libraries(bench: Any, asked: list[int]) -> Any:
     return ask
 
 
-@pytest.mark.slow
 def test_the_report_counts_the_series_that_each_of_them_saw(bench: Any) -> None:
     asked: list[int] = []
     data = bench.measured(bench.PARTS[:4], 40, of_libraries(bench, asked), {})
@@ -52,7 +51,6 @@ def test_a_step_in_another_place_is_not_found_by_the_detector_either(bench: Any)
     assert (bench.first_detected(logs, 35) > 0).all()
 
 
-@pytest.mark.slow
 def test_what_is_not_measured_again_is_kept_and_so_is_what_the_libraries_said(bench: Any) -> None:
     before = bench.measured(bench.PARTS[:4], 40, of_libraries(bench, []), {})
     again = bench.measured(["power"], 40, lambda _: {}, before)
@@ -67,7 +65,6 @@ def test_what_is_not_measured_again_is_kept_and_so_is_what_the_libraries_said(be
     )
 
 
-@pytest.mark.slow
 def test_the_simulation_of_the_heights_is_the_detectors_own_without_a_minimum_effect(bench: Any) -> None:
     heights = sys.modules["trend_heights"]
     logs = np.concatenate(list(heights.shapes(np.random.default_rng(5), 30).values()))

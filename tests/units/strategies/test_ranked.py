@@ -34,7 +34,6 @@ def chances(side: Side) -> Counter[float]:
     return found
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "fmt",
     [
@@ -60,7 +59,6 @@ def test_so_is_every_value_of_tf32_beyond_float16_too() -> None:
     assert len({value for group in groups for part in group for value in part.tolist()}) == fmt.encode(fmt.max) + 1
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float8_e5m2"])
 @pytest.mark.parametrize("bounds", [(0.1, 0.7), (-0.7, -0.1), (0.0, 1.1), (-1.1, 0.9), (3.3, 777.7)])
 def test_the_ends_of_a_range_are_notable(name: str, bounds: tuple[float, float]) -> None:
@@ -101,7 +99,6 @@ def test_a_range_begins_and_ends_with_values_of_the_format(
         assert [fmt.round(x) for x in found] == list(found)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("bounds", [{"min_value": -1e300}, {"max_value": 1e300}, {"min_value": 1, "max_value": 1e300}])
 @pytest.mark.parametrize("name", ["float32", "float16", "tf32"])
 def test_a_bound_beyond_the_format_is_no_bound(name: str, bounds: dict[str, float]) -> None:
@@ -109,7 +106,6 @@ def test_a_bound_beyond_the_format_is_no_bound(name: str, bounds: dict[str, floa
     assert abs(find(values(name, **bounds), lambda x: abs(x) == limit, settings=SEARCH)) == limit
 
 
-@pytest.mark.every(12)
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "tf32", "float8_e4m3fn"])
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 @pytest.mark.parametrize("bound", ["min_value", "max_value"])
@@ -127,7 +123,6 @@ def test_both_zeros_come_within_a_range(name: str) -> None:
         assert repr(find(strategy, lambda x, text=text: repr(x) == text, settings=SEARCH)) == text
 
 
-@pytest.mark.slow
 @settings(max_examples=300, database=None, derandomize=True)
 @given(values("float8_e4m3fnuz"))
 def test_a_format_without_negative_zero_has_none(value: float) -> None:
@@ -162,7 +157,6 @@ def test_what_lies_between_plain_numbers_has_few_significant_bits_first() -> Non
         assert bits == sorted(bits)
 
 
-@pytest.mark.slow
 def test_draws_from_a_small_range_differ() -> None:
     found = set()
 
@@ -175,7 +169,6 @@ def test_draws_from_a_small_range_differ() -> None:
     assert len(found) >= 55
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("dtype", "bounds", "span"),
     [

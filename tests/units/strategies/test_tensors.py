@@ -38,7 +38,6 @@ LOOKS = {
 DIMS = {"channels_last": 4, "channels_last_3d": 5}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(data=st.data())
 def test_a_layout_is_what_it_is_called_and_keeps_dtype_and_shape(layout: str, data: st.DataObject) -> None:
@@ -62,7 +61,6 @@ def test_every_element_lies_within_the_bounds(shape: tuple[int, ...], data: st.D
     assert bool(((tensor >= -3) & (tensor <= 10)).all())
 
 
-@pytest.mark.slow
 def test_elements_come_close_together_so_that_their_differences_cancel() -> None:
     fmt = format_of("float16")
     close = lambda x: x[0] > 100 and 0 < abs(float(x[0] - x[1])) <= 4 * fmt.ulp(float(x[0]))  # noqa: E731
@@ -81,7 +79,6 @@ def test_integers_and_bools_are_drawn_too(whole: torch.Tensor, flags: torch.Tens
     assert flags.dtype is torch.bool
 
 
-@pytest.mark.slow
 def test_a_failure_shrinks_to_one_element_and_the_plainest_layout() -> None:
     for number in range(4):
         seeded = Random(number)
@@ -162,7 +159,6 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(make: Any, told: str) -
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_mask_that_hides_everything_beside_alike_values_is_no_rarity() -> None:
     """What an eps stands in a denominator for: no positives, and a prediction of none."""
     pairs = st.tuples(tensors("float16", shape=(4, 3), min_value=-50, max_value=50), tensors("bool", shape=(4, 3)))

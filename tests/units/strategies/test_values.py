@@ -60,7 +60,6 @@ def test_the_listed_values_are_those_that_the_format_decodes(name: str) -> None:
 bounds = st.tuples(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4)).map(sorted)
 
 
-@pytest.mark.slow
 @settings(max_examples=40)  # each pair of bounds lists the values of the format once
 @given(st.data(), st.sampled_from(["float16", "bfloat16", "float32", "float64"]), bounds)
 def test_values_stay_within_their_bounds(data: st.DataObject, name: str, ends: list[float]) -> None:
@@ -93,7 +92,6 @@ FACTS = {
 }
 
 
-@pytest.mark.every(12)
 @pytest.mark.parametrize("fact", FACTS)
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_what_is_notable_is_found_within_a_few_thousand_draws(name: str, fact: str) -> None:
@@ -102,8 +100,7 @@ def test_what_is_notable_is_found_within_a_few_thousand_draws(name: str, fact: s
     assert FACTS[fact](fmt, found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("narrow", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16"])
 def test_a_float32_comes_at_the_thresholds_of_what_it_is_cast_to(narrow: str) -> None:
     threshold = format_of("float32").round(format_of(narrow).overflows_at)
     assert find(values("float32"), lambda x: x == threshold, settings=SEARCH, random=_seeded()) == threshold
@@ -118,7 +115,6 @@ FAILS = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("fails", FAILS)
 def test_a_failure_shrinks_to_a_small_whole_number(name: str, fails: str) -> None:
@@ -128,7 +124,6 @@ def test_a_failure_shrinks_to_a_small_whole_number(name: str, fails: str) -> Non
     assert abs(found) <= 512 or fails == "a square that overflows"
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("limit", [3.2, 256, 300, 40000])
 def test_what_fails_from_some_magnitude_on_shrinks_to_a_plain_number_where_it_begins(name: str, limit: float) -> None:
@@ -145,7 +140,6 @@ def test_what_fails_from_some_magnitude_on_shrinks_to_a_plain_number_where_it_be
         assert fmt.bits > 16 or least == 2.0 ** math.floor(math.log2(1 / limit))
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("name", ["float16", "float32", "float8_e4m3fn"])
 def test_a_bound_of_zero_gives_zero_and_no_negative_zero(name: str) -> None:
     for bounds in ({"min_value": 0.0}, {"max_value": 0.0}):
@@ -186,7 +180,6 @@ def test_log_uniform_stays_within_its_magnitudes(value: float) -> None:
     assert 1e-6 <= abs(value) <= 1e3
 
 
-@pytest.mark.slow
 def test_log_uniform_reaches_every_binade() -> None:
     for exponent in range(-8, 8):
         found = find(

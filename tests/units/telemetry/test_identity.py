@@ -63,7 +63,6 @@ def watched(model: nn.Module, dtype: torch.dtype, level: Level) -> tuple[list[to
     return found, telemetry.read()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_casts_leave_loss_and_every_gradient_bit_identical(dtype: torch.dtype) -> None:
     model = Attention()
@@ -77,7 +76,6 @@ def test_casts_leave_loss_and_every_gradient_bit_identical(dtype: torch.dtype) -
     assert (stats.perturbation, stats.perturbed) == (0.0, 0)
 
 
-@pytest.mark.slow
 def test_all_reports_the_perturbation_that_one_finds_by_hand() -> None:
     model = Attention()
     own: list[float] = []

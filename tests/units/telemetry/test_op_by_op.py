@@ -175,7 +175,6 @@ def test_statistics_that_can_be_computed_in_no_way_are_reported_and_the_run_goes
     assert "fails on it too" in str(beside.unseen())
 
 
-@pytest.mark.slow
 def test_an_op_without_a_kernel_costs_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     x, model = batch(16, 8), Stack()
     whole = telemetry_of(lambda: step(torch.compile(model), x, dtype=torch.float16), model, aside=True)
@@ -189,7 +188,6 @@ def test_an_op_without_a_kernel_costs_no_statistics(monkeypatch: pytest.MonkeyPa
     _equal_counts(compiled, whole)
 
 
-@pytest.mark.slow
 def test_beside_the_graph_the_same_is_seen_as_inside_and_every_graph_is_compiled_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,7 +74,6 @@ def wrong(stats: TelemetryStats) -> dict[str, list[SiteStats]]:
     return {name: [site for site in stats.sites if getattr(site, name)] for name in VALUES}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", VALUES)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_a_planted_value_is_counted_at_its_cast_and_nowhere_before_it(
@@ -102,7 +101,6 @@ class Scaled(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-@pytest.mark.slow
 def test_a_loss_scale_that_is_too_large_overflows_where_the_gradient_leaves_float16() -> None:
     model = Scaled()
     with torch.no_grad():

@@ -47,7 +47,6 @@ def assert_counted(site: SiteStats, result: torch.Tensor) -> None:
     assert (site.flushed, site.overflowed) == (0, 0)
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [2, 3], ids=["even", "odd"])
 @pytest.mark.parametrize("below", [1.0, math.inf, math.nan], ids=["small", "finite", "every pattern"])
@@ -59,7 +58,6 @@ def test_every_value_that_leaves_a_product_is_counted_as_what_it_is(
     assert_counted(site, result)
 
 
-@pytest.mark.every(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [0.0, 1.0, 2.0**-14, 2.0**-20, math.inf, math.nan])
 @pytest.mark.parametrize("place", [0, 1])
@@ -70,7 +68,6 @@ def test_one_odd_value_is_found_at_an_even_and_at_an_odd_place(dtype: torch.dtyp
     assert_counted(site, result)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_compiled_product_is_counted_as_by_eager_kernels(dtype: torch.dtype) -> None:
     dynamo.reset()

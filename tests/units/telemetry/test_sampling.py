@@ -51,7 +51,6 @@ class Cast(nn.Module):
         return (x * self.scale).to(HALF)
 
 
-@pytest.mark.slow
 def test_exactly_every_nth_call_is_measured_and_nothing_recompiles_or_breaks(variants: list[str]) -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -73,7 +72,6 @@ def test_exactly_every_nth_call_is_measured_and_nothing_recompiles_or_breaks(var
     assert not counters["recompiles"]
 
 
-@pytest.mark.slow
 def test_weights_that_get_new_memory_in_every_step_are_still_those_of_the_same_module() -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -92,7 +90,6 @@ def test_weights_that_get_new_memory_in_every_step_are_still_those_of_the_same_m
     assert (stats.calls, stats.measured) == (8, 4)
 
 
-@pytest.mark.slow
 def test_after_the_block_the_plain_graphs_run_and_nothing_is_measured(variants: list[str]) -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -125,7 +122,6 @@ def test_an_exception_of_the_user_leaves_the_compiler_as_it_was() -> None:
     assert compile_fx.compile_fx is before
 
 
-@pytest.mark.slow
 def test_nothing_is_read_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -199,7 +195,6 @@ def test_a_graph_that_cannot_be_compiled_with_statistics_runs_without_them(monke
     assert any("no kernel" in reason for reason in stats.unseen)
 
 
-@pytest.mark.slow
 def test_random_numbers_of_a_call_that_overflows_are_drawn_once() -> None:
     def loud(x: torch.Tensor) -> torch.Tensor:
         return (nn.functional.dropout(x, 0.5) * 1e6).to(HALF)
@@ -234,7 +229,6 @@ def test_many_calls_add_up_as_few_do() -> None:
     assert (site.amax, site.smallest) == (1e6, 1.0)
 
 
-@pytest.mark.slow
 def test_levels_measure_more_and_more() -> None:
     model = Block()
     compiled = torch.compile(model)

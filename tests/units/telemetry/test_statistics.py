@@ -83,7 +83,6 @@ def casts(request: pytest.FixtureRequest) -> Casts:
     return Casts(getattr(torch, request.param))
 
 
-@pytest.mark.every(4)
 def test_every_class_is_counted_at_every_value_of_the_format_and_at_every_tie(casts: Casts) -> None:
     """Each value, the middle between it and the next, and the float32 neighbours of both."""
     codes = np.arange(1 << 16, dtype=np.uint16)
@@ -101,7 +100,6 @@ def test_every_class_is_counted_at_every_value_of_the_format_and_at_every_tie(ca
         assert casts.count(chunk) == classes(chunk, casts.name)
 
 
-@pytest.mark.every(4)
 @settings(max_examples=50)
 @given(patterns=st.lists(st.integers(0, 2**32 - 1), max_size=ROWS))
 def test_any_bits_are_counted_as_what_the_cast_makes_of_them(casts: Casts, patterns: list[int]) -> None:
@@ -180,7 +178,6 @@ def compared() -> list[Compared]:
     return found
 
 
-@pytest.mark.slow
 def test_counts_of_the_compiled_graph_are_those_of_eager_kernels(compared: list[Compared]) -> None:
     """On every site: equal, up to elements whose eager value is so near to a threshold that rounding decides.
 
@@ -207,7 +204,6 @@ def test_counts_of_the_compiled_graph_are_those_of_eager_kernels(compared: list[
     assert {site.phase for graph in compared for site in graph.sites} == {"forward", "backward"}
 
 
-@pytest.mark.slow
 def test_the_planted_low_range_reaches_every_threshold(compared: list[Compared]) -> None:
     """The comparison above says something: elements of many sites flush or become subnormal."""
     inside = [
@@ -219,7 +215,6 @@ def test_the_planted_low_range_reaches_every_threshold(compared: list[Compared])
     assert len(inside) >= 50
 
 
-@pytest.mark.slow
 def test_the_largest_and_smallest_are_those_of_eager_kernels(compared: list[Compared]) -> None:
     for graph in compared:
         for (place, name), ours, eager in zip(graph.layout.entries, graph.compiled, graph.eager, strict=True):

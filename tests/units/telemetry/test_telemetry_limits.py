@@ -38,7 +38,6 @@ def test_nan_is_no_zero_and_nothing_is_flushed_below_nothing() -> None:
     assert seen.bad == 1
 
 
-@pytest.mark.slow
 def test_the_model_is_let_go_when_the_watch_is_over() -> None:
     model = nn.Linear(16, 16)
     gone = weakref.ref(model.weight)

@@ -80,7 +80,6 @@ class Dropped(Pair):
         return F.dropout(x, 0.5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "graphs"), [(Broken, 4), (Custom, 2), (Tied, 2)], ids=["graph break", "autograd function", "tied weights"]
 )
@@ -98,9 +97,9 @@ def test_both_layers_are_seen_in_forward_and_backward(model: type[Pair], graphs:
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"fullgraph": True, "dynamic": True}, marks=pytest.mark.slow),
-        pytest.param({"mode": "reduce-overhead"}, marks=pytest.mark.slow),
-        pytest.param({"mode": "max-autotune-no-cudagraphs"}, marks=pytest.mark.slow),
+        {"fullgraph": True, "dynamic": True},
+        {"mode": "reduce-overhead"},
+        {"mode": "max-autotune-no-cudagraphs"},
         {"options": {"epilogue_fusion": False, "shape_padding": False}},
     ],
     ids=str,
@@ -124,7 +123,6 @@ def test_any_mode_and_options_of_the_user_are_kept_and_looked_into(how: dict[str
         assert product.numel == (4 + 6) * 16
 
 
-@pytest.mark.slow
 def test_a_recompile_for_a_new_shape_is_seen_as_the_same_values() -> None:
     model = Block()
     compiled = torch.compile(model, dynamic=False)
@@ -135,7 +133,6 @@ def test_a_recompile_for_a_new_shape_is_seen_as_the_same_values() -> None:
     assert {site.calls for site in stats.sites} == {2}
 
 
-@pytest.mark.slow
 def test_a_dimension_that_the_user_marked_is_dynamic_and_seen() -> None:
     model = Block()
     compiled = torch.compile(model)
@@ -147,7 +144,6 @@ def test_a_dimension_that_the_user_marked_is_dynamic_and_seen() -> None:
     assert (stats.graphs, stats.measured) == (2, 4)
 
 
-@pytest.mark.slow
 def test_what_a_checkpoint_recomputes_is_told_as_forward() -> None:
     model = Checkpointed()
     compiled = torch.compile(model)
@@ -180,7 +176,6 @@ def test_blocks_that_share_one_graph_are_told_apart_in_forward_and_backward() ->
         assert block.down.weight.grad.abs().max().item() / 2 in {site.amax for site in products}
 
 
-@pytest.mark.slow
 def test_a_function_around_a_module_is_seen() -> None:
     model = Block()
     compiled = torch.compile(lambda x: model(x) * 2)
@@ -191,7 +186,6 @@ def test_a_function_around_a_module_is_seen() -> None:
     assert modules(stats, "backward") >= BLOCK
 
 
-@pytest.mark.slow
 def test_a_module_compiled_in_place_is_seen_and_without_gradients_there_is_no_backward() -> None:
     model = Block()
     model.compile()
@@ -207,7 +201,6 @@ def test_a_module_compiled_in_place_is_seen_and_without_gradients_there_is_no_ba
     assert stats.graphs == 1
 
 
-@pytest.mark.slow
 def test_buffers_that_the_graph_writes_are_written_once() -> None:
     model, plain = Normed(), Normed()
     plain.load_state_dict(model.state_dict())
@@ -224,7 +217,6 @@ def test_buffers_that_the_graph_writes_are_written_once() -> None:
     assert model.norm.num_batches_tracked == 2
 
 
-@pytest.mark.slow
 def test_dropout_draws_what_it_draws_without_the_statistics() -> None:
     model = Dropped()
     compiled = torch.compile(model)
@@ -277,7 +269,6 @@ def test_several_calls_before_one_backward_belong_to_whom_they_were_made_by() ->
     assert calls == {("forward", "0", 2), ("forward", "1", 1), ("backward", "0", 2), ("backward", "1", 1)}
 
 
-@pytest.mark.slow
 def test_blocks_that_share_a_table_are_told_apart_by_what_is_their_own() -> None:
     class Shifted(nn.Module):
         def __init__(self, table: torch.Tensor) -> None:
@@ -302,7 +293,6 @@ def test_blocks_that_share_a_table_are_told_apart_by_what_is_their_own() -> None
     assert {site.weight for site in stats.sites} >= {"0.layer.weight", "1.layer.weight"}
 
 
-@pytest.mark.slow
 def test_two_threads_that_train_with_one_graph_are_told_apart() -> None:
     model = Stack(depth=2)
     compiled = [torch.compile(block) for block in model.blocks]

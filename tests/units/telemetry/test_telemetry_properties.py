@@ -63,7 +63,7 @@ class Compiled:
 
 @pytest.fixture(
     scope="module",
-    params=[("bfloat16", True), pytest.param(("float16", False), marks=pytest.mark.slow)],
+    params=[("bfloat16", True), ("float16", False)],
     ids=["bfloat16-symbolic", "float16-fixed"],
 )
 def compiled(request: pytest.FixtureRequest) -> Compiled:
@@ -141,7 +141,6 @@ def fed(compiled: Compiled, rows: st.SearchStrategy[tuple[int, ...]]) -> st.Sear
     return st.one_of(kinds)
 
 
-@pytest.mark.slow
 @given(data=st.data())
 def test_every_count_of_every_site_over_any_calls_is_that_of_eager_kernels(
     compiled: Compiled, data: st.DataObject

@@ -104,7 +104,6 @@ def test_a_copy_is_plain_and_leaves_the_original_alone(way: Callable[[Net], obje
     assert all(torch.equal(plain[name], value) for name, value in before.items())
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_copy_is_compiled_as_the_original_is(way: Callable[[Net], object]) -> None:
     with counted() as counter:
@@ -114,7 +113,6 @@ def test_a_copy_is_compiled_as_the_original_is(way: Callable[[Net], object]) -> 
     assert counter.frame_count, "by the backend that the original has"
 
 
-@pytest.mark.every(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_function_is_copied_plain_with_what_it_holds_and_compiled_as_that_was(

@@ -255,7 +255,6 @@ else:
 """
 
 
-@pytest.mark.slow
 def test_a_real_failure_to_compile_is_the_machines(tmp_path: Path) -> None:
     def launch(**settings: str) -> str:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), **settings}

@@ -8,7 +8,6 @@ from narrow_loops import B16, F16, F32, Counting, data, failures, judged, loop, 
 from ampcheck.core.run import Verdict
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("dtype", "last"), [(B16, 256), (F16, 2048)])
 @pytest.mark.parametrize("slices", [False, True])
 def test_a_counter_in_a_cast_buffer_is_found_with_the_step_at_which_it_stops(dtype, last, slices):
@@ -105,7 +104,6 @@ def alone():
     dist.destroy_process_group()
 
 
-@pytest.mark.every(4)
 @pytest.mark.needs_torch("2.9", "FSDP2 runs on the CPU")
 @pytest.mark.parametrize("foreach", [False, True])
 def test_the_shards_of_a_distributed_model_are_followed(alone, foreach):
@@ -125,7 +123,6 @@ def test_the_shards_of_a_distributed_model_are_followed(alone, foreach):
     assert "updates of their elements" in found.message
 
 
-@pytest.mark.slow
 def test_a_subclass_of_tensor_without_ops_of_its_own_is_followed():
     class Named(torch.Tensor):
         pass

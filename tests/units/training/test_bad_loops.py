@@ -60,7 +60,6 @@ def others(run: Run) -> list[Finding]:
     return [f for f in run.of(Verdict.FAIL) if f.check != "coverage"]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -86,7 +85,6 @@ def test_a_step_that_returns_no_float_is_told_so(given, told):
     assert not others(run), str(run)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("made", [lambda loss: loss, lambda loss: loss.reshape(1, 1), lambda loss: loss.numpy(), int])
 def test_whatever_is_one_number_is_a_loss(made):
     run = judged(loop_of(lambda number, train: made(train())), steps=2, checks=["scaler-protocol"])
@@ -107,7 +105,6 @@ def test_a_step_that_raises_at_once_is_one_failure_with_its_line():
     assert told >= {"gradient-underflow", "loss-scale", "scale-invariance", "stagnation"}
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("when", ["before", "between", "after"])
 def test_a_step_that_raises_later_is_told_and_what_came_before_is_judged(when):
     def step(number, train):
@@ -313,7 +310,6 @@ def test_an_interrupt_passes_through_and_leaves_everything_as_it_was(interrupt, 
     assert original == (torch.amp.GradScaler.step, torch.autograd._engine_run_backward)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("number", [0, 3])
 def test_a_step_that_exits_is_a_result_and_nothing_that_did_not_run_passes(number, code):
@@ -354,7 +350,6 @@ def test_an_interrupt_in_a_later_stage_leaves_everything_as_it_was():
     assert next(calls) > 2
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_no_error_of_the_step(value):
     run = judged(loop_of(lambda number, train: float(train()) * 0 + value), steps=3)

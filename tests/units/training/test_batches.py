@@ -94,7 +94,6 @@ def noted(path: Path) -> list[float]:
     return [float(line) for line in path.read_text(encoding="utf-8").split()]
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_all_runs_of_the_steps_see_the_same_batches(kind: str, tmp_path: Path) -> None:
     run = ampcheck.audit(make(LOADERS[kind](), tmp_path / "notes"), steps=6)
@@ -109,7 +108,6 @@ def test_all_runs_of_the_steps_see_the_same_batches(kind: str, tmp_path: Path) -
     assert all(second in (follows[first], *begins) for first, second in pairwise(sums))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_forgets_is_found_on_the_same_batches() -> None:
     loop = make(reshuffled())
     save = loop["save"]

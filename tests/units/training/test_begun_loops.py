@@ -159,7 +159,6 @@ def test_an_exception_in_a_loop_that_has_begun_is_a_finding_at_its_line(function
     assert HERE.read_text(encoding="utf-8").splitlines()[finding.where.line - 1].endswith(line)
 
 
-@pytest.mark.slow
 def test_a_ban_of_an_emulated_device_names_the_line() -> None:
     run = judge_subject(Subject(banned_on_cuda, name="main", trains=True), device="cuda")
     (finding,) = run.of(Verdict.FAIL)

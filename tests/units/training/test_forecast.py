@@ -22,13 +22,11 @@ def _near(case, steps):
         assert predicted == pytest.approx(observed, rel=0.2), name
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in QUICK and c.dtype is B16], ids=str)
 def test_a_tensor_stops_where_the_first_steps_say(case):
     _near(case, 400)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_tensor_stops_in_a_long_run_where_the_first_steps_say(case):
     _near(case, 10_000)
@@ -61,7 +59,6 @@ def test_running_statistics_in_float32_pass(momentum):
     assert not judged_badly(batch_norm(momentum, 256, fixed=True)(F32))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [B16, F16])
 def test_moments_of_the_usual_betas_are_told_apart(dtype):
     adam = optimizer(torch.optim.Adam, lr=1e-2)
@@ -188,7 +185,6 @@ def test_a_warm_up_is_judged_at_its_largest_rate():
     assert tensor.share < 0.5 < tensor.lost / tensor.moved
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "make",
     [
@@ -203,7 +199,6 @@ def test_a_schedule_that_is_low_at_its_ends_passes(make):
     assert not judged_badly(scheduled(make, 0.3))
 
 
-@pytest.mark.slow
 def test_what_is_in_16_bits_without_a_policy_is_judged_by_what_it_loses():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32, momentum=0.001), nn.Linear(32, 4)).to(B16)

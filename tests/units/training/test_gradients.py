@@ -138,7 +138,6 @@ def test_bfloat16_loses_nothing():
     assert found.verdict is Verdict.PASS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, None])
 def test_the_demo_passes(dtype):
     stats = measured(demo_loop(dtype, scaled=dtype is torch.float16, layers=1, size=2))
@@ -237,7 +236,6 @@ HEALTHY = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model_is_left_alone(name):
     torch.manual_seed(0)

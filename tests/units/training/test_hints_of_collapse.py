@@ -60,7 +60,6 @@ def of(run: Run, check: str) -> Finding:
     return finding
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_that_skips_every_step_is_named_as_the_reason_that_no_weight_changed(fused):
     run = judged(loop(factor=1e12, fused=fused), "nonfinite-gradient", "stagnation")
@@ -70,7 +69,6 @@ def test_a_scaler_that_skips_every_step_is_named_as_the_reason_that_no_weight_ch
         assert "see loss-scale" in of(run, check).hint
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_too_large_is_to_be_divided_by_what_the_window_asks_for():
     run = judged(loop(factor=1e12))
     finding = of(run, "loss-scale")
@@ -90,7 +88,6 @@ def test_a_loss_that_is_too_large_is_to_be_divided_by_what_the_window_asks_for()
     assert "see loss-scale" in covered.hint
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_an_input_that_overflows_in_its_cast_has_one_cause_with_its_line(scaled):
     run = judged(loop(size=1e7, scaled=scaled))
@@ -154,7 +151,6 @@ def test_the_hint_fits_the_op_that_overflows(place, words):
         assert words in hint
 
 
-@pytest.mark.slow
 def test_loss_scale_says_why_gradient_underflow_counts_more_of_the_same_tensor():
     run = judged(loop(factor=1e-6, scaled=False), "gradient-underflow", "loss-scale")
     share, real = of(run, "loss-scale"), of(run, "gradient-underflow")

@@ -99,7 +99,6 @@ IDLE: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", IDLE)
 def test_what_a_loop_never_does_is_incomplete(name):
     given, checks = IDLE[name]
@@ -111,7 +110,6 @@ def test_what_a_loop_never_does_is_incomplete(name):
     assert {"coverage"} <= {f.check for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN)}, str(run)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("work", [learns, by_hand])
 def test_a_loop_that_learns_is_judged_whole_and_says_on_what(work, dtype):

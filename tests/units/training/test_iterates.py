@@ -96,18 +96,15 @@ ITERATES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.every(4)
 @ITERATES
 def test_a_second_iterate_is_no_sum_of_gradients(update, state):
     assert not failed(update, state)
 
 
-@pytest.mark.slow
 def test_a_second_iterate_that_stands_still_is_found_as_weights_are():
     assert set(failed(schedule_free, copies, 1e-6)) == {"stagnation"}
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("steps", [18, 24])
 @pytest.mark.parametrize(("sign", "decay"), [(1.0, 0.0), (-1.0, 0.0), (-1.0, 1.0)], ids=["sum", "updates", "decay"])
 def test_a_sum_of_gradients_is_found_however_it_is_applied(steps, sign, decay):

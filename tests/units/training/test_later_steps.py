@@ -46,7 +46,6 @@ def weighted(weight: Callable[[int], float], scale: float = 64.0):
     return {"first": first, "second": second, "optimizer": optimizer, "scaler": scaler, "step": step}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "weight", [lambda i: min(i, 3) * 1e-9, lambda i: 1.0 if i < 4 else 1e-9], ids=["rises", "falls"]
 )
@@ -58,7 +57,6 @@ def test_a_loss_that_vanishes_after_the_first_step_is_found_at_its_step(weight):
     assert failures(run, "loss-scale")
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "weight", [lambda i: min(i, 3) * 1e-1, lambda i: 1e-9 if i % 4 == 1 else 1.0], ids=["rises", "passes"]
 )

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -114,7 +113,6 @@ def recorded(shape: dict[str, Any], steps: int) -> ScalerStats:
     return stats
 
 
-@pytest.mark.slow
 @given(plans())
 def test_the_recorded_path_is_that_of_the_same_loop_unwatched(plan: Plan) -> None:
     alone, seen = looped(plan)

@@ -162,7 +162,6 @@ def test_the_tensors_that_bind_the_ends_are_named(tensors: dict[str, list[float]
     assert np.isinf(_cast(tensors[window.allowed_by], math.ldexp(1.0, window.allowed + 1))).any()
 
 
-@pytest.mark.slow
 @given(_TENSORS, st.integers(-60, 60))
 def test_a_window_keeps_the_ends_of_float16(tensors: dict[str, list[float]], exponent: int) -> None:
     kind = format_of("float16")

@@ -58,7 +58,6 @@ def judged(shape: dict[str, Any]) -> Finding:
     return finding
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize(("autocast", "weights"), [(HALF, WIDE), (WIDE, HALF)])
 def test_float16_without_a_scaler_warns_where_no_gradient_vanishes(autocast, weights, by_hand):
@@ -69,7 +68,6 @@ def test_float16_without_a_scaler_warns_where_no_gradient_vanishes(autocast, wei
     assert finding.where.file.endswith("test_missing_scaler.py")
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(("autocast", "weights"), [(BRAIN, WIDE), (WIDE, BRAIN), (WIDE, WIDE)])
 def test_other_formats_need_no_scaler(autocast, weights):
     assert judged(loop(autocast, weights)).verdict is Verdict.SKIP
@@ -78,7 +76,6 @@ def test_other_formats_need_no_scaler(autocast, weights):
     assert "no step of 3 uses it" in unused.message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("scaler", ["named", "closure"])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.WARN), (1e-7, Verdict.FAIL)])
 def test_a_scaler_that_no_step_uses_in_float16_is_found_with_the_calls_to_write(scaler, factor, verdict):

@@ -65,7 +65,6 @@ def _weights(count: int) -> nn.Parameter:
     return nn.Parameter((torch.rand(count) + 0.5).bfloat16())
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("rate", [1e-5, 1e-4, 3e-4])
 @pytest.mark.parametrize("steps", [3, 10, 40])
 @pytest.mark.parametrize("count", [1, 64, 3000, 20000])
@@ -125,12 +124,11 @@ with ampcheck.watch(torch.nn.Identity(), optimizer) as seen:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the peak of the resident set in KiB")
 @pytest.mark.parametrize(
     ("dtype", "most"),
     # As `watch` says: of narrow weights a copy for the step, one for the block, and a byte for each element.
-    [pytest.param("float32", 1.0, marks=pytest.mark.slow), ("bfloat16", 2.5)],
+    [("float32", 1.0), ("bfloat16", 2.5)],
 )
 def test_a_measured_step_takes_the_memory_that_is_told(dtype: str, most: float) -> None:
     command, at_once = [sys.executable, "-c", _PEAK, dtype], {"MALLOC_MMAP_THRESHOLD_": "4194304"}  # freed at once

@@ -91,14 +91,12 @@ KEPT = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("build", "dtype"), LOST.values(), ids=LOST)
 def test_an_optimizer_that_ends_elsewhere_than_in_float64_fails(build, dtype):
     assert ended_off(build, dtype) > 0.5
     assert fails(audited(build, dtype))
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("build", "dtype"), KEPT.values(), ids=KEPT)
 def test_an_optimizer_that_ends_where_float64_does_passes(build, dtype):
     assert ended_off(build, dtype) < 0.25
@@ -108,7 +106,6 @@ def test_an_optimizer_that_ends_where_float64_does_passes(build, dtype):
 KERNELS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_second_moments_that_become_zero_are_named(kernel):
     assert ended_off(adam(**kernel), F16, SMALL) > 0.5
@@ -118,14 +115,12 @@ def test_second_moments_that_become_zero_are_named(kernel):
     assert "float32 parameters" in finding.hint
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("dtype", [B16, torch.float32], ids=str)
 def test_second_moments_that_keep_their_range_do_not_vanish(kernel, dtype):
     assert "optimizer-state" not in fails(audited(adam(**kernel), dtype, SMALL))
 
 
-@pytest.mark.slow
 def test_a_first_moment_that_vanishes_divides_nothing():
     def build(parameters):
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, dampening=0.9999, foreach=False)
@@ -133,7 +128,6 @@ def test_a_first_moment_that_vanishes_divides_nothing():
     assert "optimizer-state" not in fails(audited(build, F16, SMALL))
 
 
-@pytest.mark.slow
 def test_a_declared_policy_is_judged_beside_what_vanished():
     parts = {**problem(adam(fused=True), F16, SMALL), "policy": "pure-bf16"}
     run = ampcheck.audit(parts, checks=["optimizer-state"])
@@ -142,21 +136,18 @@ def test_a_declared_policy_is_judged_beside_what_vanished():
     assert any("pure-bf16" in message for message in messages)
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_the_sum_of_adagrad_stops_whatever_its_kernel(kernel):
     run = audited(lambda parameters: torch.optim.Adagrad(parameters, **kernel), B16)
     assert "a sum must go on growing" in fails(run)["stagnation"].message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("kernel", KERNELS[:2], ids=str)
 def test_weights_that_an_eps_makes_nan_say_so(kernel):
     hint = fails(audited(adam(**kernel), F16))["nonfinite-gradient"].hint
     assert "an eps of 1e-8 is zero in float16" in hint
 
 
-@pytest.mark.slow
 def test_an_eps_that_the_format_holds_is_not_blamed():
     run = audited(sgd(lr=1e4), F16)
     assert "eps" not in fails(run)["nonfinite-gradient"].hint.partition("(an eps")[0]
@@ -192,13 +183,11 @@ def test_state_in_containers_is_followed():
     assert {"0.weight.sums.0", "0.weight.sums.1.squares", "optimizer.masters.0"} <= states
 
 
-@pytest.mark.slow
 def test_master_weights_that_an_optimizer_keeps_beside_its_state_carry_the_updates():
     run = audited(Contained, B16)
     assert not any("updates of parameters" in finding.message for finding in run.of(Verdict.FAIL))
 
 
-@pytest.mark.slow
 def test_a_sum_in_a_container_that_stops_is_found():
     assert "sums.1.squares" in fails(audited(Contained, B16))["stagnation"].message
 
@@ -220,7 +209,6 @@ class Sized(torch.optim.Optimizer):
                 p.add_(average.sign(), alpha=-group["lr"])
 
 
-@pytest.mark.slow
 def test_a_state_of_the_size_of_what_is_lost_is_no_compensation_in_one_step_of_four():
     finding = fails(audited(Sized, B16))["stagnation"]
     assert "1.weight" in finding.message
@@ -276,6 +264,5 @@ class Merged(torch.optim.Optimizer):
                 p.copy_(p.float() * (1 - 1e-6) - group["lr"] * p.grad.sign())
 
 
-@pytest.mark.slow
 def test_a_parameter_that_a_decay_multiplies_is_no_average():
     assert "updates of parameters" in fails(audited(Merged, B16))["stagnation"].message

@@ -28,7 +28,6 @@ def accumulated(dtype, count):
         (model(torch.arange(16)).float() - 3).square().mean().div(10 * count).backward()
 
 
-@pytest.mark.slow
 def test_addends_that_are_known_to_few_digits_do_not_excuse_their_sum():
     stats = measure_reductions(lambda: accumulated(BF16, 64))
     assert all(total.ratio > 0 for total in stats.sums)
@@ -59,7 +58,6 @@ def test_addends_that_were_rounded_before_do_not_accuse_a_sum_that_is_exact():
     assert verdict(run) is Verdict.PASS
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (4,)], ids=str)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 def test_a_sum_of_losses_is_followed_whatever_its_shape(shape, dtype):

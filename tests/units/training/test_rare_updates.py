@@ -39,7 +39,6 @@ def every(count, rate, dtype=B16, parts=None):
     return {"model": model, "optimizer": optimizer, "step": step, **(parts or {})}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("count", [1, 8])
 def test_weights_that_rare_steps_cannot_move_are_found(count):
     (found,) = failures(judged(every(count, 1e-6), "stagnation"))
@@ -47,7 +46,6 @@ def test_weights_that_rare_steps_cannot_move_are_found(count):
     assert not failures(judged(every(count, 0.5), "stagnation"))
 
 
-@pytest.mark.slow
 def test_weights_that_no_observed_step_updates_are_incomplete():
     head = nn.Linear(16, 4)
     optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
@@ -67,7 +65,6 @@ def test_weights_that_no_observed_step_updates_are_incomplete():
     assert "have gradients and were not updated in 24 steps" in found.message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("dtype", "fails"), [(B16, True), (F32, False)])
 def test_an_average_that_is_updated_now_and_then_is_followed(dtype, fails):
     model, (x, y) = net(F32), data(F32)
@@ -89,7 +86,6 @@ def test_an_average_that_is_updated_now_and_then_is_followed(dtype, fails):
     assert bool(failures(run)) is fails, str(run)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize(("dtype", "fails"), [(B16, True), (F32, False)])
 def test_gradients_that_accumulate_over_many_steps_are_followed(dtype, fails):
     torch.manual_seed(0)
@@ -126,7 +122,6 @@ def test_weights_whose_gradients_do_not_depend_on_them_are_no_running_sum():
     assert not [f for f in run.findings if f.verdict in (Verdict.FAIL, Verdict.WARN) and f.check != "coverage"]
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("planned", [2000, 1])
 def test_a_warm_up_whose_first_updates_are_lost_does_not_fail(planned):
     """The rate grows until the updates arrive; without the growth the same updates are lost for good."""

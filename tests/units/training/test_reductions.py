@@ -113,7 +113,6 @@ FORMS = [
 ]
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_running_sum_in_bfloat16_is_found_however_it_is_written(form):
     addends = gradients(384)
@@ -125,7 +124,6 @@ def test_a_running_sum_in_bfloat16_is_found_however_it_is_written(form):
     assert stats.sums[0].addends == 384
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("form", FORMS[:7])
 def test_the_same_sum_in_float32_passes_also_when_its_result_is_rounded(form):
     addends = gradients(384, dtype=torch.float32)
@@ -138,7 +136,6 @@ def test_a_sum_over_few_ranks_does_not_fail(count):
     assert Verdict.FAIL not in verdicts(lambda: chain(addends[0], addends[1:]))
 
 
-@pytest.mark.slow
 def test_a_pairwise_sum_in_bfloat16_passes():
     def tree():
         level = gradients(384)
@@ -182,7 +179,6 @@ def test_a_moving_average_and_a_loop_that_integrates_are_no_reductions():
     assert verdicts(run) == {Verdict.SKIP}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("like", [torch.randn_like, torch.ones_like])
 def test_an_addend_made_after_the_shape_of_the_sum_does_not_depend_on_it(like):
     def run():
@@ -194,7 +190,6 @@ def test_an_addend_made_after_the_shape_of_the_sum_does_not_depend_on_it(like):
     assert verdicts(run) == {Verdict.FAIL}
 
 
-@pytest.mark.slow
 def test_a_buffer_that_is_written_anew_is_independent_of_what_it_held():
     addends = gradients(384)
 
@@ -233,7 +228,6 @@ def accumulate(model, times, zero_every=10**9):
         (model(torch.rand(4, 16, dtype=dtype) + 1).sum() / times).backward()
 
 
-@pytest.mark.slow
 def test_gradient_accumulation_in_bfloat16_is_found_once_it_loses_digits():
     found, stats = judged(lambda: accumulate(nn.Linear(16, 16).to(BF16), 200))
     assert [f.verdict for f in found] == [Verdict.FAIL]
@@ -241,7 +235,6 @@ def test_gradient_accumulation_in_bfloat16_is_found_once_it_loses_digits():
     assert {one.kind for one in stats.sums} == {"gradient"}
 
 
-@pytest.mark.slow
 def test_gradient_accumulation_in_float32_passes():
     assert verdicts(lambda: accumulate(nn.Linear(16, 16), 200)) == {Verdict.PASS}
 
@@ -265,7 +258,6 @@ def test_a_weight_used_many_times_in_one_backward_only_warns():
     assert {f.verdict for f in found} == {Verdict.WARN}
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(8, 40), st.integers(1, 60), st.sampled_from([torch.bfloat16, torch.float16]), st.integers(0, 9))
 def test_the_error_is_that_of_the_sum_done_by_hand(count, size, dtype, seed):
@@ -381,7 +373,6 @@ def test_nothing_looked_at_is_skipped_with_the_reason():
     assert reduction_table(stats) is None
 
 
-@pytest.mark.slow
 def test_the_table_lists_the_worst_sum_first():
     def run():
         chain(gradients(10)[0], gradients(10)[1:])

@@ -389,7 +389,6 @@ def folds(resumed: bool, forgotten: bool = False) -> list[Finding]:
     return [finding for finding in audit(main).findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
 
 
-@pytest.mark.slow
 def test_models_that_a_script_trains_one_after_the_other_share_no_parameters_and_no_scaler() -> None:
     assert folds(resumed=False) == []
     assert folds(resumed=True) == []

@@ -72,7 +72,6 @@ def test_a_sound_function_that_trains_has_no_finding() -> None:
     assert {"gradient-underflow", "loss-scale", "scaler-protocol", "stagnation"} <= {f.check for f in run.findings}
 
 
-@pytest.mark.slow
 def test_it_ends_after_the_observed_steps() -> None:
     taken = []
 
@@ -89,7 +88,6 @@ def _after_reading(limit: Callable[[float], float], clip: str) -> Callable[..., 
     return between
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
 @pytest.mark.parametrize(
     ("limit", "grows"),
@@ -107,7 +105,6 @@ def test_scaled_gradients_may_be_clipped_at_a_limit_that_follows_the_scale(
     assert "scaler-protocol" not in failures(run)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("limit", "grows"),
     [
@@ -149,7 +146,6 @@ def _cached(phases: Callable[[int], bool]) -> Callable[[], None]:
     return training
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("starts", [0, 12, None])
 def test_a_loss_that_carries_the_scale_already_needs_no_other_and_one_without_it_does(starts: int | None) -> None:
     run = ampcheck.audit(_cached(lambda number: starts is not None and number >= starts))
@@ -187,7 +183,6 @@ def _passed_on(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no forward") from error
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("forward", "steps", "state"),
     [
@@ -225,7 +220,6 @@ def test_a_mistake_is_named_at_its_line() -> None:
     assert failures(watched.run) == {"scaler-protocol": line, "scale-invariance": line}
 
 
-@pytest.mark.slow
 def test_the_training_is_bit_for_bit_as_without_and_its_gradients_of_rounding_alone_are_no_finding() -> None:
     """The gradient of a bias before a normalisation is one; under pytest a watch raises its failures."""
 
@@ -290,7 +284,6 @@ def test_validation_between_steps_is_no_step() -> None:
     assert ampcheck.audit(trains).coverage.seen["steps"] == 6
 
 
-@pytest.mark.slow
 def test_optimizers_that_take_turns_make_one_step() -> None:
     def adversarial() -> None:
         generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
@@ -321,7 +314,6 @@ def test_a_loop_without_a_module_has_steps_too() -> None:
     assert ampcheck.audit(fit).coverage.seen["steps"] == 12
 
 
-@pytest.mark.slow
 def test_bfloat16_weights_that_do_not_move_are_found_in_a_plain_loop() -> None:
     def fit() -> None:
         model = net().bfloat16()
@@ -413,7 +405,6 @@ def test_a_loss_that_is_nan_is_found_beside_steps_that_have_no_loss() -> None:
     assert {"overflow", "nonfinite-gradient"} & set(failures(ampcheck.audit(fit)))
 
 
-@pytest.mark.slow
 def test_what_comes_after_the_observed_steps_is_told() -> None:
     def trains() -> None:
         train(clip_unscaled, batches=8)
@@ -467,7 +458,6 @@ def static_scale() -> None:
         optimizer.step()
 
 
-@pytest.mark.slow
 def test_what_follows_weights_that_are_nan_is_traced_to_the_step_that_made_them_so() -> None:
     """Later steps have other first ops, such as the division: these only pass on what the weights hold."""
     found = [f for f in ampcheck.audit(static_scale).findings if f.verdict is Verdict.FAIL]

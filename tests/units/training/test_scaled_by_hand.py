@@ -88,7 +88,6 @@ def norm_for_a_log() -> dict[str, Any]:
     return amp_loop(between=between)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "loop", [split_backward, scaled_first_gradient, multiplied_loss, bound_times_scale, norm_for_a_log]
 )
@@ -98,7 +97,6 @@ def test_what_is_equal_at_every_scale_does_not_fail(loop):
     assert not run.of(Verdict.WARN), str(run)
 
 
-@pytest.mark.slow
 def test_a_step_that_looks_for_infinities_itself_is_warned_of():
     def direct(scaler: Any, optimizer: Any) -> None:
         scaler.unscale_(optimizer)
@@ -112,7 +110,6 @@ def test_a_step_that_looks_for_infinities_itself_is_warned_of():
     assert [f.check for f in run.of(Verdict.WARN)] == ["scaler-protocol"]
 
 
-@pytest.mark.slow
 def test_a_scheduler_that_follows_a_metric_is_not_judged():
     shape = amp_loop(init_scale=2.0**40)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(shape["optimizer"])

@@ -109,7 +109,6 @@ def plateau() -> dict[str, Any]:
     return {**shape, "step": step, "scheduler": scheduler}
 
 
-@pytest.mark.every(3)
 @pytest.mark.parametrize("loop", [clipped(clip_each), hooked, divided_after_update])
 def test_gradients_that_depend_on_the_scale_are_found(loop):
     found = judged(training(loop))
@@ -150,7 +149,6 @@ def adversarial(*, unscaled: bool) -> Callable[[], None]:
     return train
 
 
-@pytest.mark.slow
 def test_an_adversarial_step_by_scaled_gradients_is_found():
     assert judged(adversarial(unscaled=False)).verdict is Verdict.FAIL
     assert judged(adversarial(unscaled=True)).verdict is Verdict.PASS
@@ -198,7 +196,6 @@ def with_own_check() -> dict[str, Any]:
     return amp_loop(step=step, factor=100.0)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -219,14 +216,12 @@ def test_healthy_training_passes(loop):
     assert found.verdict is Verdict.PASS, str(found)
 
 
-@pytest.mark.slow
 def test_a_scaler_outside_of_the_callable_is_followed_too():
     for between, verdict in ((clip_each, Verdict.FAIL), (clip_late, Verdict.PASS)):
         step = amp_loop(between=between)["step"]
         assert judged(lambda step=step: [step(number) for number in range(6)]).verdict is verdict
 
 
-@pytest.mark.slow
 def test_a_scaler_that_is_given_its_state_is_followed_too():
     def loop(between: Between) -> dict[str, Any]:
         shape = amp_loop(between=between)

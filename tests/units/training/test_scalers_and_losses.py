@@ -85,7 +85,6 @@ def test_what_a_step_with_an_infinite_loss_would_have_returned_is_known():
     assert seen.place(0) is not None
 
 
-@pytest.mark.slow
 def test_a_loss_in_half_that_overflows_fails_and_in_float32_does_not():
     failed = audit(overflowing(wide=False), checks=("loss-dtype",)).of(Verdict.FAIL)
     assert [one.check for one in failed] == ["loss-dtype"]

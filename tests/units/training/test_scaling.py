@@ -101,7 +101,6 @@ def holds(window: ScaleWindow, plain: Plain, *, outside: bool = True) -> None:
         assert plain.at(math.ldexp(1.0, window.allowed + 2))[1]
 
 
-@pytest.mark.slow
 def test_the_window_of_the_demo_is_true_at_every_power_of_two():
     subject = demo_loop(layers=1, size=2)
     window = window_of(subject)
@@ -154,7 +153,6 @@ def test_the_scale_in_use_is_judged_against_the_window():
         assert found.verdict is verdict, found.message
 
 
-@pytest.mark.slow
 def test_a_step_that_is_skipped_names_the_parameter_and_the_op():
     run = judge_training(Plan.of(Subject(amp_loop(init_scale=2.0**40)), checks=["loss-scale"], steps=40))
     (found,) = [f for f in run.findings if f.check == "loss-scale"]

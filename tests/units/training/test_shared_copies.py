@@ -19,7 +19,6 @@ def copies(tensor):
     return [one for one in gc.get_objects() if type(one) is saving._Copy and one.of() is tensor]
 
 
-@pytest.mark.slow
 def test_data_that_no_step_writes_is_copied_once_for_all_nested_snapshots():
     data = torch.arange(12.0).reshape(3, 4).T
     reached = reach({"model": mlp(), "data": data})

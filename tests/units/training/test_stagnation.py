@@ -40,7 +40,6 @@ def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):
 KERNELS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_a_learning_rate_below_the_spacing_is_found(kernel):
     (found,) = failures(adamw(lr=1e-6, **kernel))
@@ -58,7 +57,6 @@ def test_updates_that_move_the_weights_pass_with_their_number(kernel):
     assert "updates of their elements" in found.message
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_a_beta2_that_cannot_decay_is_found_in_the_first_steps(kernel):
     (found,) = failures(adamw(betas=(0.9, 0.999), **kernel))
@@ -88,7 +86,6 @@ def test_a_weight_decay_that_rides_on_the_gradient_is_not_lost():
     assert not failures(loop(model, sgd(model, weight_decay=1e-4)))
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("change", narrow_loops.KEEP_UPDATES)
 def test_updates_that_are_kept_elsewhere_or_rounded_at_random_are_not_lost(change):
     found = judged(with_optimizer(change, 1e-4))
@@ -129,7 +126,6 @@ def test_master_weights_that_the_optimizer_steps_carry_the_updates():
     assert not failures({**parts, "step": step})
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("follow", narrow_loops.EMAS)
 def test_an_average_in_bfloat16_that_cannot_follow_is_found(follow):
     found = failures(ema_loop(follow))
@@ -171,7 +167,6 @@ def test_an_average_in_float32_passes(follow):
     assert "none of the" in found.message
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("kernel", KERNELS[:2], ids=str)
 def test_an_eps_that_is_zero_in_float16_is_found_with_its_name(kernel):
     found = [one for one in failures(adamw(F16, **kernel)) if "eps" in one.message]

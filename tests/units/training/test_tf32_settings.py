@@ -83,7 +83,6 @@ def test_flags_that_wait_for_a_gpu_are_told_on_a_machine_without_one() -> None:
         assert "a matmul and a convolution in float32 would run in TF32" in check_tf32(stats, LIMITS)[0].message
 
 
-@pytest.mark.slow
 def test_both_interfaces_of_the_flags_are_read_whichever_the_program_uses(
     pytester_free_python: Callable[[str], str],
 ) -> None:

@@ -118,7 +118,6 @@ def test_a_run_reads_as_text_and_states_its_evidence(whole):
     assert all(len(row) == len(table.columns) for table in run.tables for row in table.rows)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("slug", CHECKS)
 def test_what_is_not_asked_for_is_not_told(slug):
     run = judge_training(Plan.of(Subject(amp_loop()), checks=[slug], steps=3))
@@ -154,7 +153,6 @@ def test_steps_that_are_asked_for_must_be_one_or_more(steps):
         audit(amp_loop(), checks=["loss-scale"], steps=steps)
 
 
-@pytest.mark.slow
 def test_the_steps_of_the_mapping_are_observed_unless_others_are_asked_for():
     assert judge_training(Plan.of(Subject(amp_loop(steps=4)), checks=["scaler-protocol"])).coverage.seen["steps"] == 4
     assert (
@@ -190,7 +188,6 @@ def test_limits_come_from_the_subject_too():
     assert not lax.failed
 
 
-@pytest.mark.slow
 def test_two_audits_of_one_loop_say_the_same():
     shape = amp_loop()
     first, second = (judge_training(Plan.of(Subject(shape, name="loop"), steps=3)) for _ in range(2))

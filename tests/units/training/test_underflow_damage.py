@@ -91,7 +91,6 @@ LOST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", LOST)
 def test_gradients_that_another_loss_scale_would_save_fail(name):
     run = judged(loop(NONE, **LOST[name]))
@@ -111,7 +110,6 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_gradients_that_are_saved_do_not_fail(name):
     run = judged(loop(**{"factor": NONE, **HEALTHY[name]}))
@@ -152,7 +150,6 @@ def divided_by_hand(scaler: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("step", [unscaled, unscaled_and_clipped, divided_by_hand])
 def test_a_step_past_the_scaler_that_applies_infinities_fails(step):
     run = judged(amp_loop(step=step), "scaler-protocol", "scale-invariance")
@@ -168,7 +165,6 @@ def test_a_step_past_the_scaler_without_damage_is_a_warning(step):
     assert [finding.check for finding in run.of(Verdict.WARN)] == ["scaler-protocol"]
 
 
-@pytest.mark.slow
 def test_an_optimizer_in_float32_beside_a_scaled_one_is_stepped_plainly():
     shape = amp_loop()
     other = nn.Linear(16, 1)
@@ -186,7 +182,6 @@ def test_an_optimizer_in_float32_beside_a_scaled_one_is_stepped_plainly():
     assert not run.of(Verdict.WARN), str(run)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_step_that_divides_by_the_scale_itself_fails_unless_it_looks_for_infinities(looks):
     torch.manual_seed(0)

@@ -52,7 +52,6 @@ def scaled_loop(scaler: Any, overflows: Callable[[int], bool] = lambda number: F
     return {"model": model, "optimizer": optimizer, "scaler": scaler, "step": step}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("backoff", [0.0, 2.0**-80])
 def test_a_scale_that_collapses_is_a_failure_with_its_step_and_what_overflowed(backoff):
     scaler = torch.amp.GradScaler("cpu", backoff_factor=backoff)
@@ -64,7 +63,6 @@ def test_a_scale_that_collapses_is_a_failure_with_its_step_and_what_overflowed(b
     assert finding.where.step == (3 if not backoff else 4)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("scale", UNUSABLE)
 def test_a_scaler_that_starts_without_a_usable_scale_is_a_failure(scale):
     finding = judged(amp_loop(init_scale=scale))

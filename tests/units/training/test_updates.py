@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,7 +165,6 @@ def test_running_statistics_of_a_batch_norm_are_followed_under_autograd():
     assert told["body.1.running_mean"].averages
 
 
-@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(kind=st.sampled_from(["sgd", "adam", "fused", "kahan", "norms", "adagrad"]), dtype=st.sampled_from([B16, F32]))
 def test_a_watched_loop_computes_what_an_unwatched_one_does_and_is_put_back(kind, dtype):

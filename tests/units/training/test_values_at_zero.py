@@ -34,7 +34,6 @@ def own_adam(first, second, rate=1e-5):
     return {"model": model, "step": step, "means": means, "squares": squares}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("first", [F16, F32])
 def test_a_second_moment_that_never_leaves_zero_is_found_beside_any_first(first):
     (found,) = failures(own_adam(first, F16))
@@ -42,7 +41,6 @@ def test_a_second_moment_that_never_leaves_zero_is_found_beside_any_first(first)
     assert not failures(own_adam(first, F32))
 
 
-@pytest.mark.slow
 def test_state_of_an_optimizer_that_stays_at_zero_is_found_beside_state_that_moves():
     model, (x, y) = net(F16), data(F16)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
@@ -58,7 +56,6 @@ def test_state_of_an_optimizer_that_stays_at_zero_is_found_beside_state_that_mov
     assert any("exp_avg_sq" in finding.message for finding in found)
 
 
-@pytest.mark.slow
 def test_features_that_never_occur_do_not_hide_what_a_gradient_loses():
     """A zero gradient of a dead feature is exact; its neighbours were added up in bfloat16."""
 

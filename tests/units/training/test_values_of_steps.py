@@ -61,7 +61,6 @@ PLANTED: dict[str, tuple[Extra, str]] = {
 }
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_16_bits_lose_in_a_step_fails_at_its_line_and_passes_in_float32(name: str) -> None:
     extra, check = PLANTED[name]
@@ -73,7 +72,6 @@ def test_what_16_bits_lose_in_a_step_fails_at_its_line_and_passes_in_float32(nam
     assert set(VALUES) <= {f.check for f in healthy.findings}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("check", ["silent-zero", "headroom"])
 def test_a_check_of_values_can_be_selected_for_a_loop(check: str) -> None:
     run = audit(_loop(_rate, torch.float16), checks=[check])
@@ -89,7 +87,6 @@ def test_a_loop_that_raises_in_its_first_step_passes_no_check_of_its_values() ->
     assert not {f.check for f in run.of(Verdict.PASS)} & set(VALUES)
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("tests", [torch.isfinite, lambda g: ~g.isnan()], ids=["finite", "not NaN"])
 def test_gradients_that_the_next_step_discards_are_no_result(tests: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """A loss scale of the code's own begins too high, and comes down where gradients are not finite."""

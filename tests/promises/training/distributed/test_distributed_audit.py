@@ -35,7 +35,6 @@ def test_a_sound_loop_under_ddp_passes_and_is_told_once(tmp_path):
     assert out.count("audit of") == 1
 
 
-@pytest.mark.slow
 def test_sums_in_bfloat16_under_fsdp2_fail_for_the_number_of_processes_that_was_named(tmp_path):
     code, run, out = audited("fsdp_in_bfloat16", tmp_path)
     assert code != 0
@@ -43,14 +42,12 @@ def test_sums_in_bfloat16_under_fsdp2_fail_for_the_number_of_processes_that_was_
     assert "384" in out
 
 
-@pytest.mark.slow
 def test_sums_in_float32_under_fsdp2_pass(tmp_path):
     code, run, out = audited("fsdp", tmp_path)
     assert code == 0, out
     assert {"reduce-precision", "gradient-underflow"} <= {finding.check for finding in run.of(Verdict.PASS)}
 
 
-@pytest.mark.slow
 def test_gradients_that_vanish_in_float16_under_fsdp2_fail(tmp_path):
     code, run, out = audited("fsdp_in_float16_flushes", tmp_path)
     assert code != 0, out
@@ -58,7 +55,6 @@ def test_gradients_that_vanish_in_float16_under_fsdp2_fail(tmp_path):
     assert "scale-invariance" in {finding.check for finding in run.of(Verdict.PASS)}
 
 
-@pytest.mark.slow
 def test_replicas_that_part_fail_once_at_the_line_under_no_sync(tmp_path):
     code, run, out = audited("syncs_first_micro_batch", tmp_path)
     assert code == 1, out
@@ -69,7 +65,6 @@ def test_replicas_that_part_fail_once_at_the_line_under_no_sync(tmp_path):
     assert line.strip() == "loss.backward()"
 
 
-@pytest.mark.slow
 def test_replicas_of_a_function_that_leaves_its_group_are_compared(tmp_path):
     code, run, out = audited("trains", tmp_path)
     assert code == 1, out

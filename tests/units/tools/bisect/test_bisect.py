@@ -145,7 +145,6 @@ def bisect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: list[str], seed: int) -> None:
     change = random.Random(seed).randrange(1, 40)
@@ -160,7 +159,6 @@ def test_a_change_among_40_commits_is_found_wherever_it_is(bisect: Any, reader: 
     assert expected in " ".join(out.split())
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_history_that_changes_no_verdict_has_no_culprit(bisect: Any, reader: list[str], seed: int) -> None:
     scale = random.Random(seed).choice((1.0, 1e6))  # healthy all along, or broken all along
@@ -210,7 +208,6 @@ def test_a_verdict_that_became_better_is_found_too(bisect: Any, reader: list[str
     assert str(run.findings[0].verdict) == "pass"
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -221,7 +218,6 @@ def test_what_cannot_be_judged_is_never_read_as_good_or_bad(bisect: Any, reader:
     assert f"in {commits[20][:10]} (revision 20)" in run.findings[0].message
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize("word", ["broken", "undecided", "strays"])
 def test_a_change_among_commits_that_cannot_be_judged_is_undecided(bisect: Any, reader: list[str], word: str) -> None:
     models = planted(40, 20)
@@ -328,7 +324,6 @@ def test_an_end_that_cannot_be_judged_is_named(bisect: Any, reader: list[str]) -
     assert "SyntaxError" in out
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm_processes")
 def test_a_planted_overflow_is_found_by_real_audits_in_real_worktrees(bisect: Any) -> None:
     code, run, _, commits = bisect(planted(5, 3))
@@ -366,7 +361,6 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return compared
 
 
-@pytest.mark.every(16)
 @pytest.mark.parametrize("seed", range(10))
 def test_the_first_commit_that_is_slower_than_the_first_of_the_range_is_named(
     bisect: Any, timed: list[str], seed: int
@@ -387,7 +381,6 @@ def test_a_history_that_is_as_fast_all_along_has_no_culprit(bisect: Any, timed: 
     assert len(timed) == 1
 
 
-@pytest.mark.slow
 def test_an_undecided_comparison_is_neither_good_nor_bad_and_is_tried_again(bisect: Any, timed: list[str]) -> None:
     models = planted(40, 20, after=1.2)
     noisy = (*range(5, 12), *range(18, 24))
@@ -406,7 +399,6 @@ def test_an_undecided_comparison_is_neither_good_nor_bad_and_is_tried_again(bise
     assert set(timed) <= {commits[number][:10] for number in noisy}
 
 
-@pytest.mark.every(4)
 @pytest.mark.parametrize("noisy", [(39,), (19,), (20,), range(1, 40)], ids=str)
 def test_a_comparison_that_noise_kept_undecided_once_is_made_again(
     bisect: Any, timed: list[str], noisy: Sequence[int]
@@ -453,7 +445,6 @@ def test_a_commit_that_cannot_be_timed_is_left_out(bisect: Any, timed: list[str]
     assert f"in {commits[20][:10]} (revision 20) or before it: no verdict about {commits[19][:10]}" in str(run.findings)
 
 
-@pytest.mark.slow
 def test_real_launches_name_no_other_commit_than_the_one_that_does_more_work(bisect: Any) -> None:
     models = [MODEL.format(revision=n, scale=1.0) for n in range(5)]
     for number in (3, 4):
@@ -463,7 +454,6 @@ def test_real_launches_name_no_other_commit_than_the_one_that_does_more_work(bis
     assert code == 2 or f"in {commits[3][:10]} (revision 3)" in run.findings[0].message
 
 
-@pytest.mark.slow
 def test_a_module_of_a_package_below_src_is_imported_from_each_worktree(
     bisect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,7 +473,6 @@ def test_a_module_of_a_package_below_src_is_imported_from_each_worktree(
     assert "(package 2)" in Run.load(json).findings[0].message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_real_audits_find_a_change_among_40_commits_wherever_it_is(bisect: Any, seed: int) -> None:
     change = random.Random(100 + seed).randrange(1, 40)

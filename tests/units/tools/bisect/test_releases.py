@@ -100,7 +100,6 @@ def test_the_first_release_with_another_verdict_is_named_with_the_change_of_poli
     assert "8 releases of torch, at most 5 to judge" in out
 
 
-@pytest.mark.slow
 def test_a_change_that_no_policy_explains_says_so(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "changed", "2.10.0")
     _, run, _ = bisect("--torch", "2.8..2.13", "--check", "overflow")
@@ -110,7 +109,6 @@ def test_a_change_that_no_policy_explains_says_so(bisect: Any, monkeypatch: pyte
     assert "differs in 7 ops, none of which the target calls" in run.findings[0].message
 
 
-@pytest.mark.slow
 def test_a_training_loop_is_not_run_once_more_for_its_ops(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reader, "counted", {})
     code, run, _ = bisect("--torch", "2.8..2.13", "--check", "overflow")
@@ -143,7 +141,6 @@ def test_results_are_kept_and_used_by_the_next_search(bisect: Any) -> None:
     assert not {"2.13.0", "2.12.0", "2.11.0"} & set(Reader.asked)
 
 
-@pytest.mark.slow
 def test_an_end_without_a_last_release_is_the_newest_and_final(bisect: Any) -> None:
     bisect("--torch", "2.12..")
     newest = max("2.13.0", version("torch").partition("+")[0], key=Version)
@@ -176,7 +173,6 @@ def test_what_a_search_needs_is_said_before_it_starts(bisect: Any, monkeypatch: 
     assert code == 1
 
 
-@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -199,7 +195,6 @@ def test_bad_input_is_one_sentence(bisect: Any, arguments: list[str], text: str)
     assert not Reader.asked
 
 
-@pytest.mark.slow
 def test_a_release_that_cannot_be_installed_has_no_verdict(bisect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def python(self: Environments, release: str) -> str:
         if release in ("2.10.0", "2.9.1"):
@@ -246,7 +241,6 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_an_environment_has_one_release_over_the_packages_of_this_one_and_is_made_once() -> None:
     assert environments.published("ampcheck-probe") == ["1.3", "1.2", "1.1", "1.0"]
@@ -269,7 +263,6 @@ def test_an_environment_has_one_release_over_the_packages_of_this_one_and_is_mad
     assert not list(shared.folder.iterdir())
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_the_release_of_a_package_that_makes_a_model_overflow_is_found_by_real_audits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

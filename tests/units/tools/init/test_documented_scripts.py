@@ -130,7 +130,6 @@ def test_datasets_of_torchvision_are_random_wherever_the_repository_takes_them(t
     assert "with random_datasets():\n            main()" in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "count", "size"),
     [

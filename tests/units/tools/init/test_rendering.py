@@ -39,7 +39,6 @@ SHAPES = {
 }
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize(("files", "script_runs"), SHAPES.values(), ids=SHAPES)
 def test_the_file_is_formatted_and_lints(tmp_path: Path, files: dict[str, str], script_runs: bool) -> None:
     text = render_tests(as_if_run(write(tmp_path / "repository", files), script_runs=script_runs))
@@ -108,7 +107,6 @@ NAMES_OF_THE_FILE = [
 ]
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", NAMES_OF_THE_FILE)
 def test_a_factory_hides_no_name_of_the_file_and_is_no_test(tmp_path: Path, name: str) -> None:
     text = f"from torch import nn\nclass {name}(nn.Module):\n    def forward(self, x): return x\n"

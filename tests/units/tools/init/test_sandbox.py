@@ -58,7 +58,6 @@ time.sleep(120)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_at_the_time_limit_the_processes_that_the_code_started_end_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(FORKING, encoding="utf-8")

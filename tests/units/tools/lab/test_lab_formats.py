@@ -333,7 +333,6 @@ def exactly(name: str, way: str) -> float:
     return float(weight)
 
 
-@pytest.mark.every(8)
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 @pytest.mark.parametrize("way", [stagnation.UNCURED, stagnation.KAHAN])
 def test_a_narrow_weight_goes_where_exact_rationals_say(moved: stagnation.StagnationStats, name: str, way: str) -> None:

@@ -63,7 +63,6 @@ def test_the_table_of_ops_tells_floating_dtypes_by_device() -> None:
     assert table.rows[0] == ("aten::mm", "lower_precision", "bfloat16")
 
 
-@pytest.mark.slow
 def test_every_device_of_this_pytorch_has_a_table_of_its_ops_and_cpu_and_cuda_differ() -> None:
     source = source_of("installed", "float16")
     tables = [table for view in policy.device_views(source, "cpu") for table in view.tables]
@@ -310,7 +309,6 @@ def test_the_whole_run_shows_every_way_and_draws_its_charts(monkeypatch: pytest.
     assert all(draw_chart(chart) and TWIN in chart.note for chart in run.charts)
 
 
-@pytest.mark.slow
 def test_autocast_outside_and_inside_of_the_compiled_function_give_one_graph_each() -> None:
     with dynamo_warnings_suppressed():
         seen = compiling.measure_compiling(

@@ -198,7 +198,6 @@ def test_tables_and_charts_show_every_run_the_break_and_the_skipped_step() -> No
     assert all(chart.x_label and chart.y_label and draw_chart(chart) for chart in charts.values())
 
 
-@pytest.mark.slow
 def test_a_short_measurement_trains_what_was_asked_and_times_it() -> None:
     seen = training.measure_training(
         steps=4, budget=0.05, width=16, modes=(FLOAT32, AMP_FLOAT16), compiled=(False,), memory=False

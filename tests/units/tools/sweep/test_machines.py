@@ -73,7 +73,6 @@ def test_the_executor_of_the_user_runs_the_audits_and_a_broken_pool_is_opened_on
     assert starts(folder, "kills") == 2
 
 
-@pytest.mark.slow
 @posix
 def test_a_target_of_a_lost_dask_worker_is_tried_again_and_lost_again_a_row_with_the_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -95,7 +94,6 @@ def test_a_target_of_a_lost_dask_worker_is_tried_again_and_lost_again_a_row_with
             assert [worker.poll() is not None for worker in more] == [True, True]
 
 
-@pytest.mark.slow
 @posix
 def test_jobs_of_submitit_are_requeued_when_preempted_and_tried_again_when_lost(
     folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,7 +108,6 @@ def test_jobs_of_submitit_are_requeued_when_preempted_and_tried_again_when_lost(
     assert log.is_file()
 
 
-@pytest.mark.slow
 @posix
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # submitit reaps no job that it cancels
 def test_an_interrupted_sweep_ends_the_jobs_that_it_has_begun(folder: Path) -> None:
@@ -152,7 +149,6 @@ os.execvp(words[0], words)
 """
 
 
-@pytest.mark.slow
 @posix
 def test_the_targets_of_a_sweep_are_one_array_of_slurm_with_the_limits(
     folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ def results(tmp_path_factory):
     return launch
 
 
-@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(params=[2, 4])
 def launched(request, results):
     """The number of ranks, and what was found on them."""
     return request.param, results(request.param)
@@ -52,9 +52,7 @@ def case(launched, name):
 def each(*names):
     """A test of these cases, on every number of ranks on which they are run."""
     pairs = [
-        pytest.param(
-            ranks, name, marks=[*([pytest.mark.slow] if ranks > 2 else []), *([FSDP] if "fsdp" in name else [])]
-        )
+        pytest.param(ranks, name, marks=[FSDP] if "fsdp" in name else [])
         for name in names
         for ranks, cases in LAUNCHES.items()
         if name in cases.split(",")

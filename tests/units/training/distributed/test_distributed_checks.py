@@ -138,7 +138,6 @@ def call(rank, addends, result, ranks=(0, 1), **more):
     return Call(ranks, 0, where, fmt, len(addends), [addends], result=result, **more)
 
 
-@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*[st.floats(-8, 8, width=16)] * 2), min_size=1, max_size=40), st.booleans())
 def test_an_exact_sum_or_mean_has_no_error(pairs, average):

@@ -46,13 +46,11 @@ def test_shards_that_are_clipped_by_norms_of_their_own_name_the_norm():
     assert "clip by the norm of all shards" in finding.hint
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_steps_pass(name):
     assert_sharded(HEALTHY[name])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ranks"), [*((name, 2) for name in PLANTED), ("undivided", 4), ("bf16", 4), ("fsdp_bf16", 4)]
 )

@@ -42,7 +42,6 @@ def told(run, check):
     return [(finding.verdict, finding.message) for finding in run.findings if finding.check == check]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_only_rank_0_saves_is_loaded_on_all(runs_of):
     found, _ = runs_of("saves_on_first")
     for rank in (0, 1):
@@ -50,7 +49,6 @@ def test_a_checkpoint_that_only_rank_0_saves_is_loaded_on_all(runs_of):
         assert verdict is Verdict.PASS, message
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_rank_0_without_the_scaler_fails(runs_of):
     found, _ = runs_of("forgets_the_scaler")
     ((verdict, message),) = told(found[0], "resume")
@@ -58,7 +56,6 @@ def test_a_checkpoint_of_rank_0_without_the_scaler_fails(runs_of):
     assert "scaler" in message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "what"), [("save_raises", "save() raised OSError"), ("load_raises", "KeyError")])
 def test_what_one_rank_raises_in_save_or_load_is_told_on_both(runs_of, case, what):
     found, _ = runs_of(case)
@@ -70,7 +67,6 @@ def test_what_one_rank_raises_in_save_or_load_is_told_on_both(runs_of, case, wha
     assert "on rank 1" not in told(found[1], "resume")[0][1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "what"), [("raises_after", "ValueError: rank 1 cannot log"), ("value_on_first", "None")]
 )
@@ -84,7 +80,6 @@ def test_a_rank_that_ends_a_step_in_an_error_ends_it_for_all_in_that_step(runs_o
     assert found[0].coverage.seen.get("steps") == found[1].coverage.seen.get("steps")
 
 
-@pytest.mark.slow
 def test_a_rank_that_raises_before_a_collective_ends_the_audit_with_its_name(runs_of):
     found, seconds = runs_of("raises_before")
     for rank in (0, 1):
@@ -96,7 +91,6 @@ def test_a_rank_that_raises_before_a_collective_ends_the_audit_with_its_name(run
     assert seconds < 60
 
 
-@pytest.mark.slow
 def test_a_rank_that_dies_leaves_a_run_on_the_other(runs_of):
     found, _ = runs_of("dies")
     ((verdict, message),) = told(found[0], "coverage")
@@ -104,7 +98,6 @@ def test_a_rank_that_dies_leaves_a_run_on_the_other(runs_of):
     assert "rank" in message
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_nan_on_one_rank_alone_does_not_part_them(runs_of):
     found, seconds = runs_of("nan_on_second")
     assert set(found) == {0, 1}

@@ -28,15 +28,6 @@ PLANTS = (
     *(values.DTYPE + values.AVERAGES + values.METRICS),
 )
 
-QUICK = (
-    "no update",
-    "clip before unscale",
-    "unscale per micro-batch",
-    "an optimizer of another model",
-    "weights averaged by hand in bfloat16",
-    "a meter that overflows",
-)
-"""Mistakes that every run of the tests plants; the others are slow."""
 
 _numbers = itertools.count()
 
@@ -113,10 +104,7 @@ NARROWEST = [
 ]
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize(
-    ("script", "precision", "steps"), [*NARROWEST, *(pytest.param(*case, marks=pytest.mark.slow) for case in HEALTHY)]
-)
+@pytest.mark.parametrize(("script", "precision", "steps"), [*NARROWEST, *HEALTHY])
 def test_a_healthy_script_is_silent(script: str, precision: str, steps: int, folder: Path) -> None:
     source = healthy_source(script, precision)
     run = ampcheck.audit(loaded(source, folder, script).main, steps=steps)
@@ -125,11 +113,7 @@ def test_a_healthy_script_is_silent(script: str, precision: str, steps: int, fol
     assert run.coverage.seen["steps"] == steps
 
 
-@pytest.mark.every(4)
-@pytest.mark.parametrize(
-    "plant",
-    [pytest.param(p, id=p.name, marks=() if p.name in QUICK else (pytest.mark.slow,)) for p in PLANTS],
-)
+@pytest.mark.parametrize("plant", [pytest.param(plant, id=plant.name) for plant in PLANTS])
 def test_a_planted_mistake_is_named_at_its_line(plant: Plant, folder: Path) -> None:
     main = loaded(plant.source, folder, plant.script).main
     require_named(ampcheck.audit(main, steps=plant.steps), plant)
@@ -146,7 +130,6 @@ PAIRS = (
 """Mistakes that have nothing to do with each other, in the same script."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_two_mistakes_stay_two_findings(pair: tuple[str, str], folder: Path) -> None:
     first, second = (next(plant for plant in PLANTS if plant.name == name) for name in pair)
@@ -162,7 +145,6 @@ def test_two_mistakes_stay_two_findings(pair: tuple[str, str], folder: Path) -> 
 WATCHED = ("clip without unscale", "weights averaged in bfloat16", "a running loss in a bfloat16 local")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("plant", [p for p in PLANTS if p.name in WATCHED], ids=lambda plant: plant.name)
 def test_a_watch_around_the_script_names_the_same_line(plant: Plant, folder: Path) -> None:
     main = loaded(plant.source, folder, plant.script).main
@@ -171,7 +153,6 @@ def test_a_watch_around_the_script_names_the_same_line(plant: Plant, folder: Pat
     require_named(watched.run, plant)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("script", "precision"), [("nanogpt", "float16"), ("reference", "float16")])
 def test_a_watch_around_a_healthy_script_is_silent(script: str, precision: str, folder: Path) -> None:
     source = healthy_source(script, precision)
@@ -182,7 +163,6 @@ def test_a_watch_around_a_healthy_script_is_silent(script: str, precision: str, 
     assert not problems, shown(problems, source)
 
 
-@pytest.mark.slow
 def test_the_command_takes_a_script_and_its_function(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ampcheck.cli.main import main as command
 
