@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from ampcheck.core.run import Where
 from ampcheck.facts.history import Part, Past
 from ampcheck.facts.memory import has_companions
 from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.shadow.call import Call
+
+_ACCUMULATES = 8
+"""Writes in a row that build on the value before, from which a value counts as an accumulator."""
 
 _NEVER: Past = (0, frozenset())
 
@@ -21,8 +25,12 @@ def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: 
         and _part(source, companions) == _part(tensor, companions)
     ):
         return  # `totals[i] += x` copies the part to itself once it is written
-    if call.traits.resets:
-        past = _past(store.of(source), source) if source is not None else _NEVER
+    if call.traits.resets and source is not None:
+        past = _past(store.of(source), source)
+        if source.itemsize > tensor.itemsize:
+            past = _rounded(call, tensor, [past])
+    elif call.traits.resets:
+        past = _NEVER
     else:
         updates, sites = _past(companions, tensor)
         past = updates + 1, sites
@@ -32,6 +40,17 @@ def note_write(call: Call, tensor: torch.Tensor, companions: Companions, store: 
         companions.sites, companions.parts = past[1], {}
     else:
         companions.parts[part] = past
+
+
+def is_accumulator(call: Call, tensor: torch.Tensor, companions: Companions) -> bool:
+    """Return whether a result has built on itself for long: not what is made of it elsewhere."""
+    if companions.updates < _ACCUMULATES:
+        return False
+    return any(t is tensor for t in call.written) or _is_on_line(companions.sites, call.where)
+
+
+def _is_on_line(sites: frozenset[Where], where: Where) -> bool:
+    return any((site.file, site.line) == (where.file, where.line) for site in sites)
 
 
 def _past(companions: Companions, tensor: torch.Tensor) -> Past:
@@ -51,23 +70,34 @@ def _part(tensor: torch.Tensor, companions: Companions) -> Part | None:
 
 
 def follow_accumulators(call: Call) -> None:
-    """Count how often a statement such as `total = total * 0.9 + x`, in 16 bits, built on its own result.
+    """Count how often a value of 16 bits was rounded that builds on its own earlier value, as in
+    `total = total * 0.9 + x`, or `state = (state.float() * decay + x).to(torch.bfloat16)`.
 
-    Its ops pass their sites on along the line; the first that meets itself in the next iteration is the one to count.
+    The ops that round pass their sites on, along a line and through linear ops in any format; the first that meets
+    itself in the next iteration is the one to count.
     """
-    result = call.fresh[0]
-    where, line = call.where, (call.where.file, call.where.line)
-    sources: list[Past] = []
-    for tensor, known in zip(call.inputs, call.before, strict=True):
-        if (known.sites or known.parts) and tensor.shape == result.shape:
-            past = _past(known, tensor)
-            sources += [past] if any(line == (site.file, site.line) for site in past[1]) else []
-    companions = call.after[len(call.written)]
-    if not sources:
-        companions.sites = frozenset([where])
+    if call.fresh[0].itemsize > 2 and not any(known.sites or known.parts for known in call.before):
         return
-    updates, sites = max(sources, key=lambda it: (it[0], where in it[1]))
+    companions = call.after[len(call.written)]
+    companions.updates, companions.sites = _rounded(call, call.fresh[0], _sources(call))
+
+
+def _sources(call: Call) -> list[Past]:
+    """How the inputs were written on whose values a result builds."""
+    pasts = [
+        _past(known, tensor)
+        for tensor, known in zip(call.inputs, call.before, strict=True)
+        if (known.sites or known.parts) and tensor.shape == call.fresh[0].shape
+    ]
+    return pasts if call.traits.linear else [past for past in pasts if _is_on_line(past[1], call.where)]
+
+
+def _rounded(call: Call, result: torch.Tensor, sources: list[Past]) -> Past:
+    """How a result was written: one more time if an op that rounds to 16 bits meets itself."""
+    where, rounds = call.where, result.itemsize <= 2
+    updates, sites = max(sources, key=lambda it: (it[0], where in it[1]), default=_NEVER)
+    if not rounds:
+        return updates, sites
     if where in sites:
-        companions.sites, companions.updates = frozenset([where]), updates + 1
-    else:
-        companions.sites, companions.updates = sites if updates else sites | {where}, updates
+        return updates + 1, frozenset([where])
+    return updates, sites if updates else sites | {where}

@@ -15,6 +15,7 @@ from ampcheck.facts.memory import dtype_name, largest_number, view_of
 from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.records import faults
 from ampcheck.records.results import Examination
+from ampcheck.shadow.accumulators import is_accumulator
 from ampcheck.shadow.bounds import Look, cut_off, examine, floor_of, look
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.cause import (
@@ -49,9 +50,6 @@ from ampcheck.shadow.updates import UpdateJudge
 
 _HEADROOM_FACTOR = 16.0
 """The factor below the maximum of a format from which inputs are looked at as well."""
-
-_ACCUMULATES = 8
-"""Writes in a row from which a tensor counts as an accumulator."""
 
 _ACCUMULATED = 1.0
 """The honest error of an accumulator of 16 bits, in unit roundoffs: added in float32 and rounded once, it has one."""
@@ -164,7 +162,7 @@ class ResultJudge:
             drop(companions, ERROR)
         values = companions.held or companions.values
         exact, moved = view_of(tensor, values.exact), view_of(tensor, values.moved)
-        accumulates = low and companions.updates >= _ACCUMULATES
+        accumulates = low and is_accumulator(call, tensor, companions)
         floor = _ACCUMULATED if accumulates else floor_of(companions.depth)
         single = bool(call.inherited) and tensor.numel() <= _SMALL_NUMEL
         carried = list(map(_SUSPECTS, filter(_SUSPECTS, call.before)))

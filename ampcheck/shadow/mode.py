@@ -300,7 +300,7 @@ class Shadow(OpSubscriber):
             call.inherited |= companions.faults
         call.followed = not (call.fresh or call.written) or self._follower.follow(call)
         call.after = list(map(self.store.of, (*call.written, *call.fresh)))
-        if call.followed and call.fresh and call.fresh[0].itemsize <= 2:
+        if call.followed and call.fresh:
             follow_accumulators(call)
         if call.before and call.traits.leaves:
             self.escapes[f"{origin.file}:{origin.line}"] += 1

@@ -63,7 +63,7 @@ KINDS = (faults.ROUNDING, faults.CANCELLATION, faults.DRIFT, faults.CONSTANT, fa
 _STORIES = {
     faults.ROUNDING: "the op itself is further from float64 than rounding its inputs and results explains",
     faults.CANCELLATION: "its inputs are within their bounds, and the digits that the result needs were rounded away",
-    faults.DRIFT: "a running value is written in place again and again, and each write rounds it",
+    faults.DRIFT: "a running value is written again and again, and each write rounds it",
     faults.DECISION: "float64 decides otherwise by more than rounding explains",
 }
 _HINTS = {
