@@ -34,16 +34,16 @@ class Companions:
     values suffer from; trail: how they got there. updates: writes in a row that build on the previous value; sites: the
     ops that write an accumulator which is no single tensor (`total = total + x`); parts: both, of parts that are
     written by themselves. consumed: an op with floating results has read the values. written: an op of this run wrote
-    the values; else they are data. depth: roundings to 16 bits on the longest way from data. suspects: by sort, keys,
-    see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory NumPy may write. settled: a
-    collective wrote the values. gradient: a backward pass made them, or they are multiples or averages of such.
-    lineage: of what they are a sum. held: the values, None while `source` has what they are made of. alive: the
-    storage; None for companions of one use, of memory read in another format.
+    the values; else they are data. unset: nothing wrote them yet. depth: roundings to 16 bits on the longest way from
+    data. suspects: by sort, keys, see `ampcheck.shadow.suspects`. bytes: the real values at the last look, of memory
+    NumPy may write. settled: a collective wrote the values. gradient: a backward pass made them, or they are multiples
+    or averages of such. lineage: of what they are a sum. held: the values, None while `source` has what they are made
+    of. alive: the storage; None for companions of one use, of memory read in another format.
     """
 
     __slots__ = (
         "alive", "bytes", "consumed", "depth", "dtype", "faults", "gradient", "held", "lineage", "numel", "parts",
-        "settled", "sites", "source", "suspects", "trail", "unit", "updates", "whole", "written",
+        "settled", "sites", "source", "suspects", "trail", "unit", "unset", "updates", "whole", "written",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +65,7 @@ class Companions:
         self.sites: frozenset[Where] = frozenset()
         self.parts: dict[Part, Past] = {}
         self.lineage: Sum | None = None
-        self.consumed = self.settled = self.gradient = False
+        self.consumed = self.settled = self.gradient = self.unset = False
         self.depth = 0
         self.suspects: dict[str, Key] = {}
         self.alive: weakref.ref[torch.UntypedStorage] | None = None
@@ -108,7 +108,7 @@ class Companions:
 
     def own(self) -> None:
         """Stop sharing values with other companions, before a write."""
-        values = self.values
+        self.unset, values = False, self.values
         if values.owners > 1:
             values.owners -= 1
             self.held = Values(values.exact.clone(), values.moved.clone())

@@ -252,6 +252,7 @@ def judged_by(shadow: Shadow) -> tuple[dict[str, Any], dict[str, int]]:
     fields = {
         "faults": faults,
         "nonfinite": tuple(judge.results.nonfinite.items()),
+        "chosen": tuple(judge.results.chosen),
         "largest": dict(judge.results.largest),
         "sources": {place: text for place, text in texts.items() if text},
         "ops": shadow.ops,

@@ -79,14 +79,14 @@ class NumericsStats:
     make NaN or infinities in exact, with what they make. largest: the largest magnitude of the 16-bit results of an op
     at one place, and of its inputs. errors: outputs, losses and gradients. data: inputs, weights and buffers with a
     NaN, and weights with an infinity. scale: the loss scale; gradients contain it. health, closeness: by (phase,
-    module). sources: the text of source lines by (file, line). lost_in: the first module of whose result
-    nothing is left. raised: an exception that the run has and float32, or another 16-bit dtype, has not.
-    losses: dtypes in which losses were computed. no_backward: why there are no gradients; prevented: it is the subject
-    that keeps backward from its weights; cut: parameters of modules that ran while gradients were off. masked: the
-    default loss leaves out non-finite outputs of exact. left: switches that forward, loss or backward left changed,
-    with their values before and after. ops, low, whole: ops that were followed, results of 16 bits, and those of them
-    that hold whole numbers. casts: of the code itself to 16 bits, by file, line and dtype. judged: there are results to
-    compare; a watched block has none. keeps_nan: a NaN is in use when a watched block ends.
+    module). sources: the text of source lines by (file, line). lost_in: the first module of whose result nothing is
+    left. raised: an exception that the run has and float32, or another 16-bit dtype, has not. losses: dtypes in which
+    losses were computed. no_backward: why there are no gradients; prevented: it is the subject that keeps backward from
+    its weights; cut: parameters of modules that ran while gradients were off. masked: the default loss leaves out
+    non-finite outputs of exact. left: switches that forward, loss or backward left changed, with their values before
+    and after. ops, low, whole: ops that were followed, results of 16 bits, and those of them that hold whole numbers.
+    casts: of the code itself to 16 bits, by file, line and dtype. judged: there are results to compare; a watched block
+    has none. keeps_nan: a NaN is in use when a watched block ends. chosen: ops that chose a NaN of exact.
     """
 
     subject: str
@@ -98,6 +98,7 @@ class NumericsStats:
     keeps_nan: bool = False
     faults: tuple[Fault, ...] = ()
     nonfinite: tuple[tuple[Where, Examination], ...] = ()
+    chosen: tuple[Where, ...] = ()
     largest: Mapping[tuple[Where, str], tuple[float, float]] = field(default_factory=dict)
     errors: tuple[ResultError, ...] = ()
     data: tuple[Values, ...] = ()

@@ -72,6 +72,13 @@ def tests_finiteness(call: Call) -> bool:
     return first is second or (isinstance(second, (int, float)) and math.isinf(second))
 
 
+def chooses_nan(call: Call, store: CompanionStore) -> bool:
+    """Return whether an op chooses a NaN of exact, which is larger than any number to `topk`, and wins any `argmax`."""
+    if call.traits.decides != "best" and not (call.name == "topk" and call.argument("largest") is not False):
+        return False
+    return bool(store.exact(call.inputs[0]).isnan().any())
+
+
 def examine_decision(call: Call, store: CompanionStore, blurred: Fault | None) -> Fault | None:
     """The decisions of an op that ran and that its exact inputs would have taken otherwise; None where all are honest.
 

@@ -38,6 +38,8 @@ class Follower:
         """Bring the companions of all results up to date; False where they restart from the real results."""
         op = call.traits
         copies = op.copies == 0 and call.fresh and has_companions(call.args[0])
+        if op.unset or (copies and self._store.of(call.args[0]).unset):
+            return self._leave_unset(call)
         if copies and self._store.share(call.fresh[0], call.args[0]):
             return True
         unit, whole = 0.0, bool(call.before) or not op.random
@@ -48,8 +50,8 @@ class Follower:
         if call.written:
             self._note_writes(call, unit, whole)
         rule = self._rule(op)
-        if op.unset or (op.random and rule is None):
-            self._restart(call, moves=not op.unset)
+        if op.random and rule is None:
+            self._restart(call, moves=True)
             return False
         if op.fills == "units" and is_constant(op, call.results):
             self._store.of(call.fresh[0], moves=False).whole = True
@@ -65,6 +67,15 @@ class Follower:
             if self._store.of(tensor).alive is None:
                 self._store.reread(tensor)
         return True
+
+    def _leave_unset(self, call: Call) -> bool:
+        """Restart the companions of memory that nothing has written: whatever it holds is no value of the run."""
+        for tensor in call.written:  # `resize_`
+            self._store.to_write(tensor)
+        self._restart(call)
+        for tensor in call.fresh:
+            self._store.of(tensor).unset = True
+        return False
 
     def _note_writes(self, call: Call, unit: float, whole: bool) -> None:
         for tensor in call.written:

@@ -15,7 +15,7 @@ from ampcheck.records import faults
 from ampcheck.records.faults import Fault
 from ampcheck.shadow.call import Call
 from ampcheck.shadow.casts import is_own_cast
-from ampcheck.shadow.decisions import decides, examine_decision, tests_finiteness
+from ampcheck.shadow.decisions import chooses_nan, decides, examine_decision, tests_finiteness
 from ampcheck.shadow.found import Found
 from ampcheck.shadow.guards import bound_that_decides, divisors, end_that_cuts
 from ampcheck.shadow.integers import CONSECUTIVE, IDENTITIES
@@ -121,13 +121,15 @@ class Judge:
                     self._found.reached.note(key, name, share)
 
     def _note(self, call: Call) -> None:
-        """Judge a decision; record casts, tests, numbers that leave the run, and what a scaler does."""
+        """Judge a decision; record choices of NaN, casts, tests, numbers that leave the run, and what a scaler does."""
         if call.name == "_to_copy" and call.fresh and is_own_cast(call):
             self.casts[call.where.file, call.where.line, dtype_name(call.fresh[0].dtype)] += 1
         if call.traits.decides and tests_finiteness(call):
             self._found.reached.test(call.inherited)
         elif call.traits.decides and decides(call, faulty=bool(call.inherited)):
             self._decision(call)
+            if chooses_nan(call, self._store):
+                self.results.chosen[call.where] = None
         elif call.name == "_local_scalar_dense":
             place = LEFT.format(f"{call.where.file}:{call.where.line}")
             self._found.reach_values(call.before, place, reported=True)

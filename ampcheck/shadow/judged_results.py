@@ -112,13 +112,15 @@ class ResultJudge:
     """The judge of results.
 
     judged: results that were compared; low: those of 16 bits or fewer; whole: those of them that hold whole numbers.
-    nonfinite: the ops that make exact values infinite or NaN. largest: by place and dtype of 16 bits, the largest
-    finite magnitude of a result, and that of its inputs where the result comes near the end of the format.
+    nonfinite: the ops that make exact values infinite or NaN. chosen: the ops that chose a NaN of exact. largest: by
+    place and dtype of 16 bits, the largest finite magnitude of a result, and that of its inputs where the result comes
+    near the end of the format.
     """
 
     def __init__(self, store: CompanionStore, found: Found, updates: UpdateJudge) -> None:
         self.judged = self.low = self.whole = 0
         self.nonfinite: dict[Where, Examination] = {}
+        self.chosen: dict[Where, None] = {}
         self.largest: dict[tuple[Where, str], tuple[float, float]] = {}
         self._store, self._found, self._updates = store, found, updates
 

@@ -61,6 +61,9 @@ def reference(stats: NumericsStats) -> list[Finding]:
     outputs, gradients = stats.of("output"), stats.of("gradient")
     if reached := [error for error in outputs if error.seen.exact_nan]:
         return list(_nan_outputs(stats, subject, reached))
+    if stats.chosen and (makers := _makers(stats)):
+        message = f"{_made(stats, makers)} in every precision; {stats.chosen[0]} chooses a NaN"
+        return [_failure(subject, message, makers[0][0], sum(seen.exact_nan for _, seen in makers))]
     infinite = sum(error.seen.exact_inf for error in outputs)
     if stats.uncompared:
         message = (
@@ -85,7 +88,8 @@ def reference(stats: NumericsStats) -> list[Finding]:
 def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """Of a watched block: no op makes a NaN that float64 makes as well.
 
-    It fails where a result with a NaN is in use when the block ends, else it warns: where() may have left it out.
+    It fails where a NaN is chosen, or a result with one is in use when the block ends, else it warns: where() may have
+    left it out.
     """
     if stats.judged:
         return []  # judged once for all runs, see `reference`
@@ -95,7 +99,8 @@ def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return [CHECK.passed(stats.name, text, stats.ops, observed=0, limit=0, unit="elements")]
     count = sum(seen.exact_nan for _, seen in makers)
     end = "a result with a NaN is in use at the end" if stats.keeps_nan else "nothing holds a NaN at the end"
-    verdict = Verdict.FAIL if stats.keeps_nan else Verdict.WARN
+    end = f"{stats.chosen[0]} chooses a NaN" if stats.chosen else end
+    verdict = Verdict.FAIL if stats.keeps_nan or stats.chosen else Verdict.WARN
     message = f"{_made(stats, makers)} in every precision; {end}"
     shown = Evidence(where=makers[0][0], hint=_HINT)
     return [elements_lost(stats, CHECK, verdict, message, count, shown)]
