@@ -84,7 +84,8 @@ def _judge_eager(plan: Plan) -> Run:
     if lack is not None:
         return _without_kernels([*runs, values], lack)
     begun = raised and "steps" in values.coverage.seen  # its exception is a finding
-    if subject.trains and not begun and not values.coverage.seen.get("steps"):
+    judged = values.coverage.seen.get("steps") or (not raised and values.coverage.seen.get("16-bit ops"))
+    if subject.trains and not begun and not judged:
         raise UsageError(_neither_trained_nor_returned(subject, next(iter(raised), None))) from next(iter(raised), None)
     if caches and runs[-1].findings and COMPILED in values.coverage.unseen:
         message = "not judged: calls of compiled functions ran in eager mode"
@@ -116,9 +117,9 @@ def _call_of(subject: Subject, raised: list[BaseException]) -> Callable[[], obje
 
 def _neither_trained_nor_returned(subject: Subject, error: BaseException | None) -> str:
     """Why a function of a script, which returns nothing, was not judged."""
-    judged = "a function is judged as it trains, or by what it returns, such as (model, args)"
+    judged = "a function is judged as it trains, by what it computes in 16 bits, or by what it returns: (model, args)"
     if error is None:
-        return f"{subject.name} returned nothing, and stepped no optimizer: {judged}"
+        return f"{subject.name} returned nothing, stepped no optimizer, and computed nothing in 16 bits: {judged}"
     file, line = users_place(error)
     place = f" at {file}:{line}" if line is not None else ""
     return f"{subject.name} raised {brief(error)}{place}, before any step of an optimizer: {judged}"

@@ -71,16 +71,15 @@ def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _own_casts(stats: NumericsStats) -> str:
-    """The casts to 16 bits that the code makes without autocast, at places where nothing is lost."""
-    lost = {(fault.where.file, fault.where.line) for fault in stats.faults if fault.reaches}
+    """The casts to 16 bits that the code makes without autocast, where nothing is lost: else one of them may be why."""
+    if any(fault.reaches for fault in stats.faults):
+        return ""
     text = ""
     for dtype in sorted({dtype for _, _, dtype in stats.casts}):
-        sound = {(f, n): count for (f, n, d), count in stats.casts.items() if d == dtype and (f, n) not in lost}
-        if sound:
-            casts, places = counted(sum(sound.values()), "casts"), listed(f"{file}:{line}" for file, line in sound)
-            outcome = "cost nothing" if not lost else "are not where values are lost"
-            outcome = outcome if casts != "1 cast" else outcome.replace("cost", "costs").replace("are", "is")
-            text += f"; {casts} to {dtype} of your own {outcome}: {places}"
+        sound = {(f, n): count for (f, n, d), count in stats.casts.items() if d == dtype}
+        casts, places = counted(sum(sound.values()), "casts"), listed(f"{file}:{line}" for file, line in sound)
+        outcome = "costs nothing" if casts == "1 cast" else "cost nothing"
+        text += f"; {casts} to {dtype} of your own {outcome}: {places}"
     return text
 
 

@@ -40,7 +40,8 @@ _SINGULAR = ("scaler", "scheduler", "optimizer state")
 
 _HINTS = {
     "scaler": "save scaler.state_dict() and load it with scaler.load_state_dict()",
-    "optimizer state": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
+    "optimizer state": "save optimizer.state_dict(), in the dtypes that it has, and load it with "
+    "optimizer.load_state_dict()",
     "optimizer settings": "save optimizer.state_dict() and load it with optimizer.load_state_dict()",
     "scheduler": "save scheduler.state_dict() and load it with scheduler.load_state_dict()",
     "weights": "save model.state_dict() (in the dtype in which it is trained) and load it with model.load_state_dict()",

@@ -356,8 +356,31 @@ def test_a_function_that_forgets_to_return_is_refused(tmp_path: Path, capsys: py
     (tmp_path / "script_that_forgets.py").write_text(SCRIPT, encoding="utf-8")
     assert command_line(["audit", f"{tmp_path / 'script_that_forgets.py'}:forgets_to_return"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "script_that_forgets.py:forgets_to_return returned nothing, and stepped no optimizer" in said
+    assert (
+        "script_that_forgets.py:forgets_to_return returned nothing, stepped no optimizer, and computed nothing" in said
+    )
     assert "factory" not in said
+
+
+def test_a_script_that_generates_in_16_bits_is_judged_by_what_it_computes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+import torch
+
+def generate(scale=8.0):
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        scores = torch.full((4, 4), 50.0) @ torch.full((4, 4), 50.0) * scale
+    print(scores.amax())
+
+def sample():
+    generate(0.5)
+"""
+    script = tmp_path / "script_that_generates.py"
+    script.write_text(code, encoding="utf-8")
+    assert command_line(["audit", f"{script}:generate"]) == 1
+    assert "FAIL overflow" in capsys.readouterr().out
+    assert command_line(["audit", f"{script}:sample"]) == 0
 
 
 def test_a_script_that_raises_before_it_trains_is_refused_at_its_line_in_the_words_of_scripts(
