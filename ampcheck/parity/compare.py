@@ -9,8 +9,9 @@ they part are named.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -22,10 +23,10 @@ from ampcheck.facts.sides import Change
 from ampcheck.parity.arguments import OwnOps
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute, run_plainly, str_of
-from ampcheck.parity.functions import have_equal_bits, is_determined, roundings_between
-from ampcheck.parity.judgement import failures_of, is_close, outdone_by_other
+from ampcheck.parity.functions import have_equal_bits, is_determined, relate, roundings_between
+from ampcheck.parity.judgement import compiled_failures, failures_of, is_close, outdone_by_other
 from ampcheck.parity.kernels import KernelJudge, compare_kernel
-from ampcheck.parity.parting import Parting, find_parting, shared_values, walk_back
+from ampcheck.parity.parting import find_parting, shared_values, walk_back
 from ampcheck.parity.recorded import Recorded
 from ampcheck.parity.relations import (
     Relations,
@@ -43,9 +44,9 @@ from ampcheck.parity.structure import are_numbers, other_inputs, other_structure
 from ampcheck.parity.ties import decided_by_ties
 from ampcheck.parity.tokens import Tokens, tokens_of
 from ampcheck.parity.trail import EVERY_SHAPE, Record, Trail
-from ampcheck.parity.twins import run_with_twins
+from ampcheck.parity.twins import beyond_roundings, run_with_twins
 from ampcheck.records.parity import AGREE, ANOTHER, COMPILED, UNDECIDED, WRONG, KernelResult, Parity, ResultPair
-from ampcheck.records.results import Key
+from ampcheck.records.results import JUDGED_UNIT, Key
 
 RELATIONS = ("rounding", "function", "bitwise")
 """Relations that may be asked of two executions: equal exact values, each within its own bound; equal exact values
@@ -81,8 +82,9 @@ def compare(
     parity = other_structure(runs)
     if parity is None:
         parity = _compare_bits((a, b), runs) if bitwise else _compare_functions((a, b), runs)
-    if relation == "rounding" and parity.outcome in (AGREE, UNDECIDED):
-        parity = _compare_bounds((a, b), runs, limits or Limits(), parity)
+    if relation != "bitwise" and parity.outcome in (AGREE, UNDECIDED):
+        failures = compiled_failures if relation == "function" else partial(failures_of, limits=limits or Limits())
+        parity = _compare_bounds((a, b), runs, failures, parity)
     inputs = other_inputs(runs)
     notes = tuple(note for run in runs for note in run.notes) + tuple(other_formats(runs)) + tuple(uncompared(runs))
     notes += ("gradients are not compared: gradients are off",) if off else ()
@@ -139,6 +141,10 @@ def _compare_functions(sides: Sequence[Subject], runs: Sequence[Execution]) -> P
         again = relate_results(independent, keys, coarsest)
         notes = ["weights or tables that one side holds rounded were compared as the other side has them"]
     notes += explained_by_digits(again) or explained_by_digits(related)
+    if coarsest > JUDGED_UNIT and again.rounded and len(live) > 1:
+        for key in beyond_roundings(live, independent, again.rounded, changes):
+            again.rounded.remove(key)
+            again.differing[key] = relate(independent[0].results[key], independent[1].results[key])
     notes += explained_by_tables(again, coarsest)
     if again.differing and len(live) > 1:
         tied, beside = decided_by_ties(live, again.differing, changes)
@@ -252,7 +258,7 @@ def _another(related: Relations, runs: Sequence[Execution]) -> Parity:
         return Parity(ANOTHER, f"{str_of(key)}: {how}{more}", key=str_of(key))
     records = [_without_own_ops(trail.records) for trail in trails]
     parting = find_parting(records, [run.records[key] for run in runs])
-    text = f"{str_of(key)}: {how}; {_describe_parting(parting)}{more}"
+    text = f"{str_of(key)}: {how}; {parting.described()}{more}"
     return Parity(ANOTHER, text, key=str_of(key), at=parting.at, common=parting.common[0])
 
 
@@ -261,18 +267,6 @@ def _without_own_ops(records: Sequence[Record]) -> list[Record]:
     part elsewhere."""
     own = OwnOps.__name__
     return [replace(r, where=None) if r.where is not None and r.where.module == own else r for r in records]
-
-
-def _describe_parting(parting: Parting) -> str:
-    text = "they part from the arguments on"
-    if len(parting.common) > 1:
-        first, second = (place or "the circumstance" for place in parting.common)
-        text = f"the last values that both have are made by {first} in a and by {second} in b"
-    elif parting.common[0] is not None:
-        text = f"the last value that both have is made by {parting.common[0]}"
-    for side, where in zip("ab", parting.at, strict=True):
-        text += f"; then {side} runs {where}" if where is not None else f"; {side} ends with it"
-    return text + ("; both have the same numbers, in another order" if parting.reordered else "")
 
 
 def _agree(runs: Sequence[Execution], related: Relations, keys: Sequence[Key]) -> Parity:
@@ -310,12 +304,19 @@ def _wrong_kernel(
     return Parity(WRONG, text, wrong=sides, at=at, kernels=kernels or tuple(wrong))
 
 
-def _compare_bounds(sides: Sequence[Subject], runs: Sequence[Execution], limits: Limits, parity: Parity) -> Parity:
-    """The same function; whether each side is within the bound of its own rounding."""
+def _compare_bounds(
+    sides: Sequence[Subject],
+    runs: Sequence[Execution],
+    failures_of: Callable[[Execution], list[Finding]],
+    parity: Parity,
+) -> Parity:
+    """The same function; whether each side is within the bound of its own rounding, or what it compiles is."""
     findings: dict[str, tuple[Finding, ...]] = {}
+    every = failures_of is not compiled_failures
     for side, run in zip(sides, runs, strict=True):
-        findings[side.name] = side.failures if isinstance(side, Recorded) else tuple(failures_of(run, limits))
-    if not any(findings.values()):
+        of_record = side.failures if isinstance(side, Recorded) and every else ()
+        findings[side.name] = of_record if isinstance(side, Recorded) else tuple(failures_of(run))
+    if every and not any(findings.values()):
         findings |= {side: tuple(outdone) for side, outdone in outdone_by_other(runs)}
     parity = replace(parity, pairs=_pairs(runs))
     wrong = tuple(name for name, failures in findings.items() if failures)
@@ -323,8 +324,8 @@ def _compare_bounds(sides: Sequence[Subject], runs: Sequence[Execution], limits:
         return parity
     texts = (f"{name} is beyond the bound of its own rounding: {findings[name][0].message}" for name in wrong)
     first, second = (failures[0].where if failures else None for failures in findings.values())
-    every = tuple(finding for failures in findings.values() for finding in failures)
-    return replace(parity, outcome=WRONG, message="; ".join(texts), wrong=wrong, at=(first, second), failures=every)
+    failures = tuple(finding for failures in findings.values() for finding in failures)
+    return replace(parity, outcome=WRONG, message="; ".join(texts), wrong=wrong, at=(first, second), failures=failures)
 
 
 def _pairs(runs: Sequence[Execution]) -> tuple[ResultPair, ...]:

@@ -10,7 +10,7 @@ from ampcheck.facts.memory import roundoff
 from ampcheck.facts.norms import finite_parts, group_norms, norm, ratio, real_parts
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE
 from ampcheck.records.results import JUDGED_UNIT, MOVE, SLACK, UNKNOWABLE
-from ampcheck.shadow.bounds import group_dims
+from ampcheck.shadow.bounds import group_dims, slack_of
 from ampcheck.shadow.compare import Result
 from ampcheck.shadow.result import Reference
 
@@ -69,6 +69,26 @@ def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     worst = float((off / size.clamp_min(1e-300))[apart].max())
     rows = f" in {int(apart.sum()):,} of {apart.numel():,} rows" if apart.numel() > 1 else ""
     return f"exact values differ by {worst:.2g} of their size{rows}"
+
+
+def rounding_explains(a: Result, b: Result, moved_a: Result, moved_b: Result) -> bool:
+    """Return whether exact values are no further apart than moving the data by a rounding moves one of them.
+
+    Honest roundings move them by somewhat less than one sample of such a move, which few elements show badly.
+    """
+    if any(result.reference is None for result in (a, b, moved_a, moved_b)):
+        return True
+    exact, other, *moved = (
+        finite_parts(r.reference.exact) for r in (a, b, moved_a, moved_b) if r.reference is not None
+    )
+    if any(tensor.shape != exact.shape for tensor in moved):
+        return True
+    dims = group_dims(exact.shape)
+    values = exact - other, torch.maximum(exact.abs(), other.abs()), moved[0] - exact, moved[1] - other
+    off, size, *aways = (group_norms(t, dims) for t in values)
+    away = torch.maximum(*aways)
+    away = torch.maximum(away, min(ratio(away, size), 1.0) * size)  # one sample is small by chance in some rows
+    return bool((off <= slack_of(exact.numel() // off.numel()) / 2 * away + FLOAT64_ALIKE * size).all())
 
 
 def element_apart(a: Result, b: Result, unit: float) -> int | None:

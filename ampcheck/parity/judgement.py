@@ -32,7 +32,12 @@ def failures_of(run: Execution, limits: Limits) -> list[Finding]:
     failures = _failures_of_checks(run, limits)
     if not failures and any(error.unit > SIXTEEN for error in run.errors):
         failures = _failures_of_checks(execute(run.side, revise=_CastsToData()), limits)
-    return failures or [*_float32_errors(run), *_compiled_errors(run)]
+    return failures or [*_float32_errors(run), *compiled_failures(run)]
+
+
+def compiled_failures(run: Execution) -> list[Finding]:
+    """Return what is wrong with the results of code that the user compiled."""
+    return list(_compiled_errors(run))
 
 
 def _failures_of_checks(run: Execution, limits: Limits) -> list[Finding]:

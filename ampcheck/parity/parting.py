@@ -26,12 +26,32 @@ class Parting:
     common: tuple[Where | None, ...]
     reordered: bool = False
 
+    def described(self) -> str:
+        """The last value that both have, and how each side goes on."""
+        text = "they part from the arguments on"
+        if len(self.common) > 1:
+            first, second = (place or "the circumstance" for place in self.common)
+            text = f"the last values that both have are made by {first} in a and by {second} in b"
+        elif self.common[0] is not None:
+            text = f"the last value that both have is made by {self.common[0]}"
+        for side, where in zip("ab", self.at, strict=True):
+            text += f"; then {side} runs {where}" if where is not None else f"; {side} ends with it"
+        if self.reordered:
+            return text + "; both have the same numbers, in another order"
+        return text + ("; they take other elements of it" if self.at == (None, None) else "")
+
 
 def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Parting:
     """Walk back from a result of two runs, over the values that the other run does not have. results: its records."""
     first, last = zip(*(walk_back(runs[i], runs[1 - i], results[i]) for i in (0, 1)), strict=True)
     ends = [run[number].marks for run, number in zip(runs, results, strict=True) if number >= 0]
     reordered = len(ends) == 2 and torch.allclose(ends[0], ends[1], 1e-9, 1e-9)
+    if len(ends) == 2 and first == (None, None):  # of values that both have, each takes other elements
+        chosen = [run[number] for run, number in zip(runs, results, strict=True)]
+        first = tuple(None if record.view or not record.parents else record for record in chosen)
+        last = tuple(
+            run[record.parents[0]] if record.parents else None for run, record in zip(runs, chosen, strict=True)
+        )
     known = [record for record in last if record is not None]
     if len(known) == 2 and not known[0].differs(known[1]):
         known.pop()

@@ -7,6 +7,7 @@ the values of the other side stand for them, and exact values have to be equal a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -16,14 +17,15 @@ from ampcheck.facts.memory import roundoff
 from ampcheck.facts.sides import Change
 from ampcheck.parity.calls import Side
 from ampcheck.parity.execution import Execution, execute
+from ampcheck.parity.functions import rounding_explains
 from ampcheck.parity.trail import Record, Trail
-from ampcheck.records.results import JUDGED_UNIT, Key
+from ampcheck.records.results import JUDGED_UNIT, SLACK, Key
 
 _APART = 8.0
 """Roundings of float32 by which two ways to compute an element of a table differ."""
 
-_NEXT = 2.0
-"""Roundings to 16 bits by which roundings of one number differ, where it was rounded twice."""
+_MANY = 256
+"""Elements from which the mean of their roundings says something."""
 
 _MOST = 0.5
 """The share of elements that are roundings from which data are those of the other side, with others among them."""
@@ -95,17 +97,63 @@ def _first_part(value: torch.Tensor, dim: int, other: Trail) -> tuple[Record, to
 
 def _unrounded(value: torch.Tensor, real: torch.Tensor, exact: torch.Tensor) -> torch.Tensor | None:
     """The exact values of which data are roundings; None if too few elements are. Others keep their value."""
-    unit = roundoff(value.dtype)
+    unit, of_twin = roundoff(value.dtype), roundoff(real.dtype)
     rounded = (exact.to(value.dtype) == value) | (real.to(value.dtype) == value)
-    near = rounded | ((value.double() - exact).abs() <= (_APART if unit <= JUDGED_UNIT else _NEXT) * unit * exact.abs())
-    if bool(near.all()) or (unit > JUDGED_UNIT and float(rounded[exact != 0].double().mean()) > _MOST):
+    if unit <= JUDGED_UNIT:
+        allowed = _APART * unit
+    elif value.dtype == real.dtype and torch.equal(real.double(), exact):
+        allowed = 0.0  # data in one format are equal, or no roundings of each other
+    else:  # rounded from what is rounded itself, or was computed in another way
+        allowed = unit + (of_twin if of_twin > JUDGED_UNIT else _APART * roundoff(torch.float32))
+    near = rounded | ((value.double() - exact).abs() <= allowed * exact.abs())
+    most = unit > JUDGED_UNIT and float(rounded[exact != 0].double().mean()) > _MOST
+    if (most or bool(near.all())) and not _leans(value.double(), exact, max(unit, of_twin)):
         return torch.where(near, exact, value.double())
     return None
+
+
+def _leans(value: torch.Tensor, exact: torch.Tensor, unit: float) -> bool:
+    """Return whether data are off in one direction, as a factor makes them: roundings of many elements average out."""
+    square = float(exact.square().sum())
+    if exact.numel() < _MANY or not 0.0 < square < torch.inf:
+        return False
+    along = float(((value - exact) * exact).sum()) / square
+    return abs(along) > SLACK * unit / math.sqrt(exact.numel())
+
+
+def beyond_roundings(
+    sides: Sequence[Side], runs: Sequence[Execution], keys: Sequence[Key], changes: Sequence[Change]
+) -> list[Key]:
+    """The results that differ by more than rounding the data in 16 bits explains that one side alone holds.
+
+    Both run once more with such data moved by one of their roundings, up or down at random. changes: of the data of
+    both, before they are moved.
+    """
+    moved: list[Execution] = []
+    trails = [run.trail for run in runs if run.trail is not None]
+    for number, (side, run) in enumerate(zip(sides, runs, strict=True)):
+        results = [run.records[key] for key in keys if key in run.records]
+        own = trails[number].own_data(trails[1 - number], results)
+        known = {_key(_memory(r, r.value)): roundoff(r.value.dtype) for r in own if r.value.dtype.itemsize <= 2}
+        change = partial(_moved_by_a_rounding, known, changes[number : number + 1])
+        moved.append(execute(side, trail=Trail(), independent=True, change=change) if known else run)
+    both = {key: ([run.results[key] for run in runs], [run.results[key] for run in moved]) for key in keys}
+    return [key for key, (a, b) in both.items() if not rounding_explains(*a, *b)]
 
 
 def _replaced(twins: Mapping[bytes, torch.Tensor], exact: torch.Tensor) -> torch.Tensor:
     twin = twins.get(_key(exact))
     return exact if twin is None else twin.clone()
+
+
+def _moved_by_a_rounding(units: Mapping[bytes, float], before: Sequence[Change], exact: torch.Tensor) -> torch.Tensor:
+    unit = units.get(_key(exact))
+    for change in before:
+        exact = change(exact)
+    if unit is None:
+        return exact
+    signs = torch.randint(2, exact.shape, generator=torch.Generator().manual_seed(exact.numel())) * 2 - 1
+    return exact * (1 + unit * signs.double())
 
 
 def _memory(record: Record, values: torch.Tensor) -> torch.Tensor:

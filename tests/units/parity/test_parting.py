@@ -107,3 +107,60 @@ def test_a_kernel_within_its_bound_has_no_error_above_its_limit(seed: int) -> No
     message, error, limit = compare_kernel(exact.to(torch.float16), Reference(exact, exact.float(), 2.0**-11))
     assert not message
     assert error <= limit
+
+
+def test_where_both_have_all_values_the_ops_that_choose_are_named() -> None:
+    def last(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).tanh().index_select(1, torch.tensor([5]))
+
+    def before(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).tanh().index_select(1, torch.tensor([4]))
+
+    text = r"both have is made by .*aten::tanh.*; then a runs .*index_select.*; then b runs .*index_select"
+    with pytest.raises(AssertionError, match=text):
+        assert_parity(last, before, (torch.randn(3, 6, 8), torch.randn(8, 8)), backward=False)
+    with pytest.raises(AssertionError, match="they take other elements of it"):
+        assert_parity(lambda x: (x * 2)[:, -1], lambda x: (x * 2)[:, -2], (torch.randn(3, 6, 8),), backward=False)
+
+
+def weighted(factor: float = 1.0, bias: float = 1.0) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor if parameter.dim() > 1 else bias)
+    return model.bfloat16()
+
+
+def outcome(a: torch.nn.Module, b: torch.nn.Module, relation: str = "function") -> str:
+    torch.manual_seed(1)
+    x = torch.randn(16, 32, dtype=torch.bfloat16)
+    try:
+        return str(assert_parity(a, b, (x,), relation=relation, backward=False).findings[0].verdict)
+    except AssertionError as error:
+        return str(error).partition(" exact values ")[1].strip() or str(error)
+
+
+def test_weights_in_one_format_are_no_roundings_of_each_other() -> None:
+    assert outcome(weighted(), weighted()) == "pass"
+    assert outcome(weighted(), weighted(1.005)) == "undecided"  # within a rounding of what both may be rounded from
+    assert outcome(weighted(), weighted(1.03)) == "exact values"
+    assert outcome(weighted(), weighted(bias=0.0)) == "exact values"
+    assert outcome(weighted(), weighted(bias=0.9)) == "exact values"
+
+
+@pytest.mark.parametrize("relation", ["function", "rounding"])
+def test_wrong_compiled_code_is_another_function(relation: str) -> None:
+    def without_residual(graph: torch.fx.GraphModule, _: object) -> object:
+        for node in graph.graph.nodes:
+            if node.target in (torch.add, "add") or getattr(node.target, "__name__", "") == "add":
+                node.replace_all_uses_with(node.args[1])
+        graph.recompile()
+        return graph.forward
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x + x.tanh()
+
+    compiled = torch.compile(block, backend=without_residual)
+    with pytest.raises(AssertionError, match="compiled"):
+        assert_parity(block, compiled, (torch.randn(4, 8),), relation=relation, backward=False)
