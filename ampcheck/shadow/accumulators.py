@@ -95,9 +95,9 @@ def _sources(call: Call) -> list[Past]:
 def _rounded(call: Call, result: torch.Tensor, sources: list[Past]) -> Past:
     """How a result was written: one more time if an op that rounds to 16 bits meets itself."""
     where, rounds = call.where, result.itemsize <= 2
-    updates, sites = max(sources, key=lambda it: (it[0], where in it[1]), default=_NEVER)
+    updates, sites = max(sources, key=lambda it: (where in it[1], it[0]), default=_NEVER)
     if not rounds:
         return updates, sites
     if where in sites:
         return updates + 1, frozenset([where])
-    return updates, sites if updates else sites | {where}
+    return updates, sites | {where} if updates < _ACCUMULATES else sites

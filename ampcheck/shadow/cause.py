@@ -148,7 +148,8 @@ def alone(call: Call, tensor: torch.Tensor, store: CompanionStore, side: Side | 
         result = (side or SideOf(store, Side(store, "exact").convert)).run(call)
     except OP_ERRORS:
         return []
-    return [r for r in leaves(result) if r.shape == tensor.shape and r.is_complex() == tensor.is_complex()]
+    kind = tensor.is_complex(), tensor.is_floating_point()  # `topk` returns indices as well
+    return [r for r in leaves(result) if r.shape == tensor.shape and (r.is_complex(), r.is_floating_point()) == kind]
 
 
 def part_of_sum(call: Call, term: torch.Tensor, result: torch.Tensor, store: CompanionStore) -> float:

@@ -71,15 +71,14 @@ def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
 
 
 def _own_casts(stats: NumericsStats) -> str:
-    """The casts to 16 bits that the code makes without autocast, where nothing is lost: else one of them may be why."""
+    """The casts to 16 bits that the code makes without autocast, where nothing is lost; else one of them may be why."""
     if any(fault.reaches for fault in stats.faults):
         return ""
     text = ""
     for dtype in sorted({dtype for _, _, dtype in stats.casts}):
         sound = {(f, n): count for (f, n, d), count in stats.casts.items() if d == dtype}
         casts, places = counted(sum(sound.values()), "casts"), listed(f"{file}:{line}" for file, line in sound)
-        outcome = "costs nothing" if casts == "1 cast" else "cost nothing"
-        text += f"; {casts} to {dtype} of your own {outcome}: {places}"
+        text += f"; no loss was found at {casts} to {dtype} of your own: {places}"
     return text
 
 

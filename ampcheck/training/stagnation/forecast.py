@@ -37,6 +37,9 @@ _COUNTED = 0.01
 LOST = 0.9
 """The share of lost updates from which a tensor counts as standing still."""
 
+_STEADY = 0.9
+"""The share of the elements of a sum that grew in one direction all along, from which it is no walk to and fro."""
+
 _FAR_BETTER = 0.25
 
 _ELEMENTS = 64
@@ -95,9 +98,11 @@ def course_of(
     if not now.numel():
         return None
     if all(gain == 1.0 for gain in gains):
-        if bool((added > 0).any()) == bool((added < 0).any()):
+        steady = (added > 0).any(0) != (added < 0).any(0)
+        if float(steady.double().mean()) < _STEADY:
             return None
-        return Course(SUM, dtype, 1.0, 1.0, False, 0.0, now * added[-1].sign(), added.abs(), torch.zeros_like(now))
+        added, now = added[:, steady], now[steady]
+        return Course(SUM, dtype, 1.0, 1.0, False, 0.0, now * added.sum(0).sign(), added.abs(), torch.zeros_like(now))
     if not all(0.0 < gain < 1.0 for gain in gains):
         return None
     counts = [1.0 / (1.0 - gain) for gain in gains]

@@ -137,3 +137,20 @@ def test_no_cast_is_called_harmless_where_values_are_lost() -> None:
     del kept
     assert seen.run is not None
     assert "of your own" not in str(seen.run)
+
+
+class Nearest(torch.nn.Module):
+    """The nearest neighbours by expanded squares, of rows that lie in pairs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        squares = x.square().sum(-1)
+        distances = (squares[:, None] + squares - 2 * (x @ x.T)).clamp(min=0).sqrt()
+        return distances.topk(4, largest=False).values
+
+
+def test_a_selection_of_lost_digits_is_judged() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(128, 32)
+    x[64:96] = x[:32] + 1e-3 * torch.randn(32, 32)
+    run = ampcheck.audit((Nearest(), (x,)), compile=False)
+    assert not [reason for reason in run.coverage.unseen if "is not judged" in reason]

@@ -51,7 +51,7 @@ def coverage(run: Run) -> str:
 def test_casts_that_cost_nothing_are_listed_in_one_line() -> None:
     line = twice.__code__.co_firstlineno
     text = coverage(audited(twice))
-    assert "2 casts to float16 of your own cost nothing: " in text
+    assert "no loss was found at 2 casts to float16 of your own: " in text
     assert [text.count(f"test_casts.py:{n}") for n in (line + 1, line + 2)] == [1, 1]
 
 
@@ -73,10 +73,10 @@ def test_casts_of_a_callable_and_of_a_watched_block_are_listed(autocast: bool) -
             weight = torch.ones(4, 4)
             return (weight @ weight).float().half()
 
-    assert "1 cast to float16 of your own costs nothing" in coverage(ampcheck.audit(call))
+    assert "no loss was found at 1 cast to float16 of your own" in coverage(ampcheck.audit(call))
     with ampcheck.watch() as seen:
         call()
-    assert "of your own costs nothing" in coverage(seen.run)
+    assert "of your own" in coverage(seen.run)
 
 
 _DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64)

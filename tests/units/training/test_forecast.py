@@ -150,6 +150,22 @@ def test_a_sum_that_stops_beyond_the_planned_steps_passes(horizon, fails):
     assert bool(failures(parts)) is fails
 
 
+@pytest.mark.parametrize(
+    ("directions", "fails"), [([1.0, 1.0], True), ([1.0, -1.0], True), ([-1.0] + [1.0] * 7, True), (None, False)]
+)
+def test_a_sum_whose_elements_grow_in_directions_of_their_own_stops_too(directions, fails):
+    noise = torch.Generator().manual_seed(0)
+
+    model = net(F32)
+    total = torch.zeros(8 if directions is None else len(directions), dtype=B16)
+
+    def after(i, loss):
+        to_and_fro = torch.randn(8, generator=noise)
+        total.add_((1e-3 * (to_and_fro if directions is None else torch.tensor(directions))).to(B16))
+
+    assert bool(failures(loop(model, sgd(model, 0.1), after, total=total, horizon=5_000))) is fails
+
+
 @pytest.mark.parametrize("horizon", [0, -1, "all", 2.5])
 def test_a_horizon_that_is_no_number_of_steps_is_refused(horizon):
     with pytest.raises(UsageError):
