@@ -13,6 +13,9 @@ from ampcheck.shadow.call import Call
 _ACCUMULATES = 8
 """Writes in a row that build on the value before, from which a value counts as an accumulator."""
 
+_MOST_SITES = 64
+"""Ops in one iteration of a loop; a deep model rounds its residual stream at as many places, and never twice at one."""
+
 _NEVER: Past = (0, frozenset())
 
 
@@ -100,4 +103,6 @@ def _rounded(call: Call, result: torch.Tensor, sources: list[Past]) -> Past:
         return updates, sites
     if where in sites:
         return updates + 1, frozenset([where])
-    return updates, sites | {where} if updates < _ACCUMULATES else sites
+    if updates >= _ACCUMULATES:
+        return updates, sites
+    return updates, (sites if len(sites) < _MOST_SITES else frozenset()) | {where}
