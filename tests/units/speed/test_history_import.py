@@ -178,7 +178,7 @@ def test_a_file_that_is_none_of_pytest_benchmarks_adds_nothing_and_is_told(tmp_p
 
 
 def test_missing_files_and_empty_folders_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot import .*none\.json: No such file"):
+    with pytest.raises(UsageError, match=r"cannot import .*none\.json: there is no such file"):
         import_benchmarks(tmp_path / "h", [tmp_path / "none.json"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="contains no JSON"):

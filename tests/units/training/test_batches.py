@@ -118,8 +118,9 @@ def test_a_checkpoint_that_forgets_is_found_on_the_same_batches() -> None:
 def test_a_loader_that_ends_begins_again_and_its_generator_is_restored() -> None:
     loader = reshuffled()
     generator = loader.sampler.generator  # type: ignore[attr-defined]
+    subject = Subject(make(loader))
     before, of_all = generator.get_state(), torch.get_rng_state()
-    batches = played(Subject(make(loader)), 7).shape["step"].batches
+    batches = played(subject, 7).shape["step"].batches
     assert len(batches) == 7
     assert not torch.equal(rows(batches[0]), rows(batches[4]))  # four make an epoch
     assert torch.equal(generator.get_state(), before)
