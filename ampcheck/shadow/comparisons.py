@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from ampcheck.facts.memory import has_companions
+from ampcheck.facts.memory import finite, has_companions
 from ampcheck.facts.values import Companions, CompanionStore
 from ampcheck.records.results import MOVE, SLACK
 from ampcheck.shadow.bounds import floor_of
@@ -73,4 +73,14 @@ def determine(call: Call, tensor: torch.Tensor, store: CompanionStore, companion
         return False
     companions.own()
     store.moved(tensor).copy_(store.exact(tensor))
+    return True
+
+
+def restarts(tensor: torch.Tensor, store: CompanionStore, companions: Companions) -> bool:
+    """Let what is not finite in float64 alone, where the error is zero, be as in the run, and undetermined: the slope
+    of a norm or a root at zero."""
+    if not bool(finite(tensor).all()) or bool(store.exact(tensor).isfinite().all()):
+        return False
+    store.lift(tensor)
+    store.moved(tensor).mul_(1 + _UNDETERMINED_SPREAD * MOVE / companions.unit)
     return True

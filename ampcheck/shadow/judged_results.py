@@ -27,7 +27,7 @@ from ampcheck.shadow.cause import (
     makes_nonfinite,
     with_sizes,
 )
-from ampcheck.shadow.comparisons import determine, own_error
+from ampcheck.shadow.comparisons import determine, own_error, restarts
 from ampcheck.shadow.found import Found
 from ampcheck.shadow.integers import CONSECUTIVE, collisions_in
 from ampcheck.shadow.ranking import hides_ranking
@@ -127,6 +127,9 @@ class ResultJudge:
     def judge(self, call: Call, tensor: torch.Tensor, companions: Companions) -> None:
         """Compare a result with its companions."""
         result = self._beside(call, tensor, companions)
+        if ERROR in companions.suspects and restarts(tensor, self._store, companions):
+            companions.faults = call.inherited
+            return
         self._note_range(result)
         doubtful = result.glance.ill or not result.glance.within
         if (doubtful or companions.suspects) and self._explained_by_own_error(result):
