@@ -27,7 +27,7 @@ import pytest
 
 FILE = Path(__file__).with_name("budget.json")
 ROOT = FILE.parents[1]
-DEFAULT = 340.0
+DEFAULT = 290.0
 """Seconds of the tests that run by default; collecting them takes 30 s in each of two workers."""
 
 CHEAP = 0.005
