@@ -53,7 +53,10 @@ def is_accumulator(call: Call, tensor: torch.Tensor, companions: Companions) -> 
 
 
 def _is_on_line(sites: frozenset[Where], where: Where) -> bool:
-    return any((site.file, site.line) == (where.file, where.line) for site in sites)
+    for site in sites:  # noqa: SIM110  # asked for each op
+        if site.line == where.line and site.file == where.file:
+            return True
+    return False
 
 
 def _past(companions: Companions, tensor: torch.Tensor) -> Past:
@@ -79,27 +82,26 @@ def follow_accumulators(call: Call) -> None:
     The ops that round pass their sites on, along a line and through linear ops in any format; the first that meets
     itself in the next iteration is the one to count.
     """
-    if call.fresh[0].itemsize > 2 and not any(known.sites or known.parts for known in call.before):
-        return
-    companions = call.after[len(call.written)]
-    companions.updates, companions.sites = _rounded(call, call.fresh[0], _sources(call))
-
-
-def _sources(call: Call) -> list[Past]:
-    """How the inputs were written on whose values a result builds."""
-    pasts = [
-        _past(known, tensor)
-        for tensor, known in zip(call.inputs, call.before, strict=True)
-        if (known.sites or known.parts) and tensor.shape == call.fresh[0].shape
-    ]
-    return pasts if call.traits.linear else [past for past in pasts if _is_on_line(past[1], call.where)]
+    result, sources = call.fresh[0], list[Past]()
+    for tensor, known in zip(call.inputs, call.before, strict=True):
+        if (known.sites or known.parts) and tensor.shape == result.shape:
+            past = _past(known, tensor) if known.parts else (known.updates, known.sites)
+            if call.traits.linear or _is_on_line(past[1], call.where):
+                sources.append(past)
+    if sources or result.itemsize <= 2:
+        companions = call.after[len(call.written)]
+        companions.updates, companions.sites = _rounded(call, result, sources)
 
 
 def _rounded(call: Call, result: torch.Tensor, sources: list[Past]) -> Past:
     """How a result was written: one more time if an op that rounds to 16 bits meets itself."""
-    where, rounds = call.where, result.itemsize <= 2
-    updates, sites = max(sources, key=lambda it: (where in it[1], it[0]), default=_NEVER)
-    if not rounds:
+    where = call.where
+    if not sources:
+        return 0, frozenset((where,))
+    updates, sites = sources[0]
+    if len(sources) > 1:
+        updates, sites = max(sources, key=lambda it: (where in it[1], it[0]))
+    if result.itemsize > 2:
         return updates, sites
     if where in sites:
         return updates + 1, frozenset([where])
