@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from ampcheck import Subject, UsageError
-from ampcheck.core.subject import load_subject
+from ampcheck.core.subject import load_subject, name_of_target
 from ampcheck.tools.sweep.listing import Entry, read_list
 
 
@@ -34,6 +34,6 @@ def models(options: argparse.Namespace, left: list[str]) -> Iterator[tuple[Entry
         try:
             subject = load_subject(entry.target)
         except UsageError as error:  # such as a package that is not installed
-            left += ["", f"{entry.name} was not built: {error}"]
+            left += ["", f"{name_of_target(entry.target)} was not built: {error}"]
             continue
         yield entry, subject

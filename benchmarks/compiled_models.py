@@ -28,6 +28,7 @@ from ampcheck import Run, Subject, UsageError, Verdict, assert_compiled, watch
 from ampcheck.compiled.accuracy.checks import CHECKS as ACCURACY_CHECKS
 from ampcheck.compiled.graph.checks import GRAPH_CHECKS
 from ampcheck.core.run import collect
+from ampcheck.core.subject import name_of_target
 from ampcheck.tools.sweep.listing import Entry
 
 
@@ -80,7 +81,7 @@ def total(result: Any) -> torch.Tensor | None:
 
 def row(entry: Entry, subject: Subject, dtype: str) -> dict[str, Any]:
     low = getattr(torch, dtype)
-    found: dict[str, Any] = {"name": entry.name, "family": entry.family}
+    found: dict[str, Any] = {"name": name_of_target(entry.target), "family": entry.family}
     found["compiled"] = judged(lambda: assert_compiled(subject, dtype=dtype, checks=tuple(ACCURACY_CHECKS)))
     found["graph"] = judged(lambda: assert_compiled(subject, dtype=dtype, checks=GRAPH_CHECKS))
     found["telemetry"] = judged(lambda: watched(subject, low))
@@ -135,7 +136,7 @@ def main() -> None:
     done = {one["name"] for one in rows}
     left: list[str] = []
     for entry, subject in models(options, left):
-        name = entry.name
+        name = name_of_target(entry.target)
         if name in done or name in options.leave_out:
             continue
         rows.append(row(entry, subject, options.dtype))

@@ -20,6 +20,7 @@ from _models import add_models, models
 
 from ampcheck import Run, UsageError, Verdict, audit, emulate
 from ampcheck.core.environment import environment
+from ampcheck.core.subject import name_of_target
 
 CHECKS = ("overflow", "nonfinite-gradient", "flush", "silent-zero")
 
@@ -48,11 +49,11 @@ def main() -> None:
                 with emulate(torch.device(options.device).type):
                     emulated = producers(audit(subject, device="cpu", dtype=options.dtype, compile=False))
             except UsageError as error:
-                rows.append({"model": entry.name, "error": str(error)})
+                rows.append({"model": name_of_target(entry.target), "error": str(error)})
                 continue
         rows.append(
             {
-                "model": entry.name,
+                "model": name_of_target(entry.target),
                 "both": len(real & emulated),
                 "device alone": sorted(map(list, real - emulated)),
                 "emulation alone": sorted(map(list, emulated - real)),

@@ -21,6 +21,7 @@ from _evidence import write_evidence
 from _models import add_models, models
 
 from ampcheck.autocast.calls import measure_calls
+from ampcheck.core.subject import name_of_target
 
 WIDTH = {"lower_precision": 0, "promote": 1, "": 1, "fp32": 2, "fp32_set_opt_dtype": 2, "fp32_append_dtype": 2}
 
@@ -41,7 +42,7 @@ def main() -> None:
     raised: dict[str, str] = {}
     left: list[str] = []
     for entry, subject in models(options, left):
-        name = entry.name
+        name = name_of_target(entry.target)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the packages of the zoo
             runs = [measure_calls(subject, device=device, dtype=options.dtype) for device in ("cpu", options.device)]
