@@ -1,7 +1,8 @@
 """Which tests run by default: chosen from the processor seconds in `budget.json`, so that all together take `DEFAULT`.
 
 Each test function may spend the same allowance on its cases; a case beyond it is marked `slow`. A file keeps its
-cheapest test, and a function of `promises` its cheapest case. A new test runs until the file knows it. The command
+cheapest test, and a function of `promises` and `contract` its cheapest case. A new test runs until the file knows it.
+The command
 
     python -m pytest -m "" --write-budget [PATH ...]
 
@@ -71,7 +72,7 @@ class Budget:
             if costs and not taken:
                 test = min(costs, key=costs.__getitem__)
                 cheapest.append((costs[test], test))
-        if file.startswith("tests/promises/"):
+        if file.startswith(("tests/promises/", "tests/contract/")):
             chosen += [test for _, test in cheapest]
         return iter(chosen or [test for _, test in sorted(cheapest)[:1]])
 

@@ -60,6 +60,8 @@ class Mechanism:
 
 _SHADOW: dict[str, Mechanism] = {
     "own-errors": Mechanism("code that measures its own error", {"shadow.comparisons:own_error": EMPTY}),
+    "restarts": Mechanism("slopes of own errors, which are zero in float64", {"shadow.comparisons:restarts": NO}),
+    "nan-choices": Mechanism("ops that choose a NaN", {"shadow.decisions:chooses_nan": NO}),
     "taken-up": Mechanism("what compensated sums take up", {"shadow.increments:take_up": NO}),
     "missing-terms": Mechanism(
         "terms of sums that are zero throughout", {"shadow.found:Found.accuse_missing": NOTHING}
@@ -85,7 +87,7 @@ _SHADOW: dict[str, Mechanism] = {
     "moved": Mechanism("the moved companion: the conditioning of the data", {"facts.moves:Moves.shake": argument(1)}),
     "chance": Mechanism("few numbers that cancel by chance", {"records.results:is_chance": NO}),
     "accumulators": Mechanism(
-        "the bound of values that build on themselves", {"shadow.judged_results:_ACCUMULATES": 10**9}
+        "the bound of values that build on themselves", {"shadow.accumulators:_ACCUMULATES": 10**9}
     ),
     "bounds": Mechanism(
         "bounds of clamps that decide or cut off",

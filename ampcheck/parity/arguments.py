@@ -19,7 +19,7 @@ class VacuousError(UsageError):
 
 
 class OwnOps(torch.nn.Module):
-    """Runs code of the circumstance: by this module, findings tell its ops from those of a function."""
+    """Marks the ops of a circumstance, so that findings name the ops of the function alone."""
 
     def forward(self, run: Callable[[], Any]) -> None:
         """Run it; a result would be one of the function."""

@@ -173,9 +173,10 @@ def module_results(side: Side, root: torch.nn.Module | None, keep: Receive) -> I
     """Keep the floating results of the modules that are named, in the order in which they run."""
     known = {} if root is None else dict(root.named_modules())
     if absent := [path for path in side.modules if path not in known]:
-        inside = listed(filter(None, known)) or "none inside of it"
-        have = inside if known else "no modules, as it is a function"
-        raise UsageError(f"modules must name modules of {side.name}; there is no {absent[0]!r}, but {have}")
+        found = listed(filter(None, known)) or "none"
+        if not known:
+            found = "a function, which has none"
+        raise UsageError(f"modules must name modules of {side.name}; there is no {absent[0]!r}; found {found}")
     calls = Counter[str]()
 
     def take(name: str, _module: object, _args: object, output: object) -> None:

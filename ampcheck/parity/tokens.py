@@ -36,8 +36,8 @@ class Tokens:
         assert_parity(trainer, engine, (tokens,), tokens="logprobs")
         assert_parity(trainer, engine, (tokens,), tokens=Tokens("logprobs", clip=0.1))
 
-    path: of the output; empty for the only one. clip: half the band around 1 in which policy optimization leaves a
-    ratio of probabilities as it is; by default that of PPO (Schulman et al., 2017, arXiv:1707.06347).
+    path: of the output; empty for the only one. clip: half the width of the band around 1 outside of which policy
+    optimization clips a ratio of probabilities; PPO's by default (Schulman et al., 2017, arXiv:1707.06347).
     """
 
     path: str = ""

@@ -25,7 +25,7 @@ UNCOMPARED = "outputs that are sparse, nested, wrapped, float8 or on meta"
 VALUELESS = "outputs without values, fake or on meta"
 
 UNREAD = "outputs inside a"
-"""Reason why an iterator, or a set of tensors that cannot be told apart, stays unseen; its type follows."""
+"""Reason for not comparing the tensors of an iterator, or of a set with several alike; the type follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tells whether an exception of a compiled or low-precision run is due to this machine or to the model.
+"""Attributes an exception of a compiled or low-precision run to this machine or to the model.
 
 A missing compiler, a compiler that was killed, a broken file in a cache, a full disk, an instruction set that the CPU
 lacks: none of these is a finding about the model. A model may raise the same messages about its own files and batches,

@@ -105,7 +105,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("parity kept.npz kept.npz --dtype float16", "A and B are recorded"),
         ("parity kept.npz kept.npz --module a=b", "A and B are recorded"),
         ("parity subjects.py:good subjects.py:good --clip 0.1", "--clip is about the ratios of --tokens"),
-        ("parity subjects.py:good subjects.py:good --module head=head", "no 'head', but none inside of it"),
+        ("parity subjects.py:good subjects.py:good --module head=head", "no 'head'; found none"),
         ("parity subjects.py:good subjects.py:raises", "raised RuntimeError: no weights here"),
         ("sweep ''", "found an empty name"),
         ("sweep folder", "folder must have a zoo.py"),
