@@ -52,11 +52,7 @@ def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     both = exact.isfinite() & other.isfinite()
     if not torch.equal(_marked(exact, ~both), _marked(other, ~both)):
         return NONFINITE
-    dims = group_dims(exact.shape)
-    values = exact - other, torch.maximum(exact.abs(), other.abs()), moved - exact, moved_other - other
-    off, size, *aways = (group_norms(torch.where(both & t.isfinite(), t, 0.0), dims) for t in values)
-    away = torch.maximum(*aways)
-    away = torch.maximum(away, min(ratio(away, size), 1.0) * size)  # one sample is small by chance in some rows
+    off, size, away = _distances(exact, other, moved, moved_other)
     apart = off > FLOAT64_NOISE * away + FLOAT64_ALIKE * size
     if not bool(apart.any()):
         return SAME
@@ -71,6 +67,17 @@ def _relate_floats(a: Reference, b: Reference, coarsest: float) -> str:
     return f"exact values differ by {worst:.2g} of their size{rows}"
 
 
+def _distances(
+    exact: torch.Tensor, other: torch.Tensor, moved: torch.Tensor, moved_other: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """By group, of what is finite: how far two exact values lie apart, their size, and how far moving takes one."""
+    both, dims = exact.isfinite() & other.isfinite(), group_dims(exact.shape)
+    values = exact - other, torch.maximum(exact.abs(), other.abs()), moved - exact, moved_other - other
+    off, size, *aways = (group_norms(torch.where(both & t.isfinite(), t, 0.0), dims) for t in values)
+    away = torch.maximum(*aways)
+    return off, size, torch.maximum(away, min(ratio(away, size), 1.0) * size)  # one sample is small in some rows
+
+
 def rounding_explains(a: Result, b: Result, moved_a: Result, moved_b: Result) -> bool:
     """Return whether exact values are no further apart than moving the data by a rounding moves one of them.
 
@@ -83,11 +90,7 @@ def rounding_explains(a: Result, b: Result, moved_a: Result, moved_b: Result) ->
     )
     if any(tensor.shape != exact.shape for tensor in moved):
         return True
-    dims = group_dims(exact.shape)
-    values = exact - other, torch.maximum(exact.abs(), other.abs()), moved[0] - exact, moved[1] - other
-    off, size, *aways = (group_norms(t, dims) for t in values)
-    away = torch.maximum(*aways)
-    away = torch.maximum(away, min(ratio(away, size), 1.0) * size)  # one sample is small by chance in some rows
+    off, size, away = _distances(exact, other, *moved)
     return bool((off <= slack_of(exact.numel() // off.numel()) / 2 * away + FLOAT64_ALIKE * size).all())
 
 
