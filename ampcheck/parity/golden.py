@@ -33,7 +33,7 @@ from ampcheck.parity.execution import Execution, execute, str_of
 from ampcheck.parity.judgement import failures_of
 from ampcheck.parity.trail import FLOAT64_ALIKE, FLOAT64_NOISE, Trail, row_weights
 from ampcheck.records.parity import GoldenComparison
-from ampcheck.records.results import UNKNOWABLE
+from ampcheck.records.results import UNKNOWABLE, ResultError
 from ampcheck.shadow.compare import Result
 from ampcheck.shadow.result import Reference
 
@@ -45,6 +45,12 @@ _WHOLE = 64
 
 _GROUPS = 64
 """Groups of elements of a larger result, at most."""
+
+_MANY = 64
+"""Elements from which the error of a result is no chance of a few roundings."""
+
+_WORSE = 4.0
+"""Multiple of the recorded error that no other order of the same sums has: standard deviations, of so many elements."""
 
 _SUMS = 4.0
 """Standard deviations that a sum of noises of random signs may reach."""
@@ -72,7 +78,9 @@ class Golden:
 
     values: all elements, or of each group a weighted sum and the norm. noise: of each of them, what float64 itself may
     be off. nonfinite: elements that are inf, -inf and NaN. places: a checksum of where they are. digits: decimal digits
-    that rounding leaves of the result, None of integers.
+    that rounding leaves of the result, None of integers. error: of the recorded run, relative to the exact result, or
+    what moved data, half a rounding or sums in float32 explain if that is more; None where it is chance, and in files
+    that do not have it.
     """
 
     dtype: str
@@ -82,6 +90,7 @@ class Golden:
     nonfinite: tuple[int, ...] = (0, 0, 0)
     places: int = 0
     digits: float | None = None
+    error: float | None = None
 
 
 def golden_of(result: Result) -> Golden:
@@ -171,7 +180,14 @@ def _from_plain(fields: Mapping[str, Any]) -> Golden:
         raise ValueError(f"{len(values)} values and {len(noise)} noises")
     shape = tuple(map(int, fields["shape"].split()))
     return Golden(
-        fields["dtype"], shape, values, noise, tuple(fields["nonfinite"]), fields.get("places", 0), fields["digits"]
+        fields["dtype"],
+        shape,
+        values,
+        noise,
+        tuple(fields["nonfinite"]),
+        fields.get("places", 0),
+        fields["digits"],
+        fields.get("error"),
     )
 
 
@@ -250,6 +266,8 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
     """Compare a run with its golden; write it where `update` and the run is honest."""
     run, independent = runs
     results = {str_of(key): golden_of(result) for key, result in independent.results.items()}
+    errors = {str_of(e.key): e for e in run.errors if e.size and run.results[e.key].value.numel() >= _MANY}
+    results |= {key: replace(results[key], error=_recorded_error(e)) for key, e in errors.items() if key in results}
     results |= {
         f"number {path}".rstrip(): _of_number(v) for path, v in independent.plain.items() if isinstance(v, (int, float))
     }
@@ -284,8 +302,18 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
         behind_opaque=tuple(str_of(key) for key in independent.results if independent.is_behind_opaque(key)),
         changed=changed,
         shaken=shaken,
+        worse={
+            key: (error.whole, before)
+            for key, error in errors.items()
+            if key in common and (before := recorded[key].error) is not None and error.whole > _WORSE * before
+        },
         beyond_shaking=tuple(key for key in differing if differs(recorded[key], results[key], _NOISE_FACTOR)),
     )
+
+
+def _recorded_error(error: ResultError) -> float:
+    """The relative error that a file keeps of a result."""
+    return float(f"{max(error.whole, error.seen.spread, error.unit / 2, _LAST_DIGITS):.2g}")
 
 
 def _are_last_digits(old: Golden, new: Golden) -> bool:

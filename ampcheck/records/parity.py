@@ -131,7 +131,8 @@ class GoldenComparison:
     digits: of the results that rounding leaves. failures: what the checks of one run say of the run itself. opaque: ops
     that cannot be followed; behind_opaque: results that they may have made. changed: by name, how arguments differ from
     those of the recorded run; shaken: in their last digits alone. beyond_shaking: results that differ by more than last
-    digits of the arguments explain.
+    digits of the arguments explain. worse: by name, the relative errors of the run and of the recorded one, where other
+    roundings of the same sums do not explain the first.
     """
 
     name: str
@@ -150,3 +151,4 @@ class GoldenComparison:
     changed: Mapping[str, str] = field(default_factory=dict)
     shaken: Mapping[str, str] = field(default_factory=dict)
     beyond_shaking: tuple[str, ...] = ()
+    worse: Mapping[str, tuple[float, float]] = field(default_factory=dict)

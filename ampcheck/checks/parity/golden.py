@@ -75,6 +75,14 @@ def _values(golden: GoldenComparison) -> Finding:
     if golden.differing:
         text = f"the data determine no digit of {', '.join(list(golden.differing)[:3])}"
         return CHECK.undecided(golden.name, text, hint="record a result that the data determine")
+    if golden.worse:
+        key, (error, before) = max(golden.worse.items(), key=lambda item: item[1][0] / item[1][1])
+        message = (
+            f"a run must be as near to float64 as the recorded one ({golden.made_in}); {key}: error {error:.2g}, where "
+            f"{before:.2g} was recorded, and no other order of sums explains that"
+        )
+        hint = f"look for a sum or an op that is in 16 bits now; if it is meant, {_UPDATE}"
+        return CHECK.fail(golden.name, message, observed=error, limit=before, unit="relative error", hint=hint)
     text = f"{golden.results} results have the exact values that were recorded"
     if golden.digits is not None:
         text += f"; rounding leaves {golden.digits:.2g} digits of them"

@@ -59,6 +59,57 @@ def test_values_that_are_worse_than_rounding_fail_though_the_function_is_the_sam
     failed.stdout.fnmatch_lines(["*as near to float64 as its roundings explain*"])
 
 
+POOLED = """
+import torch
+
+STATES = torch.randn(4, 256, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+def pooled(states):
+    {body}
+
+def test_pooled(golden):
+    golden.check("pooled", pooled, {states})
+"""
+MEAN = "return states.mean(1)"
+PAIRS = "return states.float().flip(1).unflatten(1, (4, -1)).sum(1).sum(1).div(256).bfloat16()"
+LOOP = "return sum(states.unbind(1), torch.zeros_like(states[:, 0])) / 256"
+IN_FLOAT32 = "return states.cumsum(-1)"
+IN_BFLOAT16 = "return states.bfloat16().cumsum(-1).float()"
+ALL = "STATES"
+FEW = "STATES[:1, :, :4]"  # four means, of which one run says little
+WIDE = "STATES.float()"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "body", "states", "worse"),
+    [
+        (MEAN, PAIRS, ALL, False),
+        (MEAN, LOOP, ALL, True),
+        (MEAN, LOOP, FEW, False),
+        (IN_FLOAT32, IN_BFLOAT16, WIDE, True),
+    ],
+)
+def test_an_error_far_above_the_recorded_one_fails(
+    pytester: pytest.Pytester, recorded: str, body: str, states: str, worse: bool
+) -> None:
+    def run(*arguments: str, body: str = recorded) -> pytest.RunResult:
+        pytester.makepyfile(test_pooled=POOLED.format(body=body, states=states))
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+    run("--ampcheck-update").assert_outcomes(passed=1)
+    run().assert_outcomes(passed=1)
+    result = run(body=body)
+    result.assert_outcomes(failed=worse, passed=not worse)
+    if worse:
+        result.stdout.fnmatch_lines(["*a run must be as near to float64 as the recorded one*"])
+    path = pytester.path / "goldens" / "test_pooled.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for golden in data["goldens"]["test_pooled: pooled"]["results"].values():
+        del golden["error"]  # as files have it that were written before
+    path.write_text(json.dumps(data), encoding="utf-8")
+    run(body=body).assert_outcomes(passed=1)
+
+
 def test_a_damaged_file_gets_one_sentence(pytester: pytest.Pytester) -> None:
     run(pytester, "--ampcheck-update").assert_outcomes(passed=1)
     path = pytester.path / "goldens" / "test_mean.json"
