@@ -44,19 +44,35 @@ class Parting:
 def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Parting:
     """Walk back from a result of two runs, over the values that the other run does not have. results: its records."""
     first, last = zip(*(walk_back(runs[i], runs[1 - i], results[i]) for i in (0, 1)), strict=True)
-    ends = [run[number].marks for run, number in zip(runs, results, strict=True) if number >= 0]
-    reordered = len(ends) == 2 and torch.allclose(ends[0], ends[1], 1e-9, 1e-9)
-    if len(ends) == 2 and first == (None, None):  # of values that both have, each takes other elements
-        chosen = [run[number] for run, number in zip(runs, results, strict=True)]
-        first = tuple(None if record.view or not record.parents else record for record in chosen)
-        last = tuple(
-            run[record.parents[0]] if record.parents else None for run, record in zip(runs, chosen, strict=True)
-        )
+    ends = [run[number] for run, number in zip(runs, results, strict=True) if number >= 0]
+    reordered = len(ends) == 2 and torch.allclose(ends[0].marks, ends[1].marks, 1e-9, 1e-9)
+    both_have = len(ends) == 2 and first == (None, None)  # of values that both have, each takes other elements
+    apart = _taken_otherwise(runs, ends if both_have else first) or (ends if both_have else None)
+    if apart is not None:
+        first = tuple(None if record.view or not record.parents else record for record in apart)
+        last = tuple(run[r.parents[0]] if r.parents else None for run, r in zip(runs, apart, strict=True))
     known = [record for record in last if record is not None]
     if len(known) == 2 and not known[0].differs(known[1]):
         known.pop()
     at = first[0] and first[0].where, first[1] and first[1].where
     return Parting(at, tuple(record.where for record in known) or (None,), reordered)
+
+
+def _taken_otherwise(
+    runs: Sequence[Sequence[Record]], pair: Sequence[Record | None]
+) -> tuple[Record, Record] | None:
+    """The values on the way to a pair that the same op makes of equal inputs in both runs, and that differ: it takes
+    other elements, or random ones. None where no such values lead to it."""
+    first, second = pair
+    while first is not None and second is not None:
+        if (first.where and first.where.op) != (second.where and second.where.op) or first.shape != second.shape:
+            return None
+        parents = [[run[n] for n in record.parents] for run, record in zip(runs, (first, second), strict=True)]
+        alone = [[r for r in mine if not any(map(r.equals, other))] for mine, other in (parents, parents[::-1])]
+        if not alone[0] and not alone[1]:
+            return (first, second) if parents[0] and first is not pair[0] else None
+        first, second = (records[0] if records else None for records in alone)
+    return None
 
 
 def walk_back(mine: Sequence[Record], other: Sequence[Record], start: int) -> tuple[Record | None, Record | None]:

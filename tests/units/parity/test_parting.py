@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -164,3 +167,58 @@ def test_wrong_compiled_code_is_another_function(relation: str) -> None:
     compiled = torch.compile(block, backend=without_residual)
     with pytest.raises(AssertionError, match="compiled"):
         assert_parity(block, compiled, (torch.randn(4, 8),), relation=relation, backward=False)
+
+
+CHOSEN = torch.arange(1, 6)
+
+
+def in_heads(x: torch.Tensor, weight: torch.Tensor, *, swapped: bool) -> torch.Tensor:
+    projected = x @ weight
+    q = projected.view(3, 6, 2, 4).permute(0, 3, 1, 2) if swapped else projected.view(3, 6, 4, 2).transpose(1, 2)
+    return (q @ q.mT).softmax(-1) @ q
+
+
+def rotated(x: torch.Tensor, weight: torch.Tensor, *, offset: int) -> torch.Tensor:
+    position = torch.arange(x.shape[1]) + offset
+    angle = position.float()[:, None] * 10000.0 ** -(torch.arange(4) / 4)
+    first, second = (x @ weight).chunk(2, -1)
+    return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], -1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "place"),
+    [
+        (
+            lambda x, w: ((x @ w).tanh()[:, CHOSEN] @ w).exp(),
+            lambda x, w: ((x @ w).tanh()[:, CHOSEN - 1] @ w).exp(),
+            r"aten::tanh, [^;]+; then a runs [^;]+index[^;]+; then b runs [^;]+index",
+        ),
+        (
+            partial(in_heads, swapped=False),
+            partial(in_heads, swapped=True),
+            r"aten::mm, [^;]+; a ends [^;]+; b ends [^;]+; they take other elements",
+        ),
+        (partial(rotated, offset=0), partial(rotated, offset=1), r"arguments on; then a runs [^;]+_to_copy"),
+        (
+            lambda x, w: F.embedding(torch.arange(6), w) @ w + x,
+            lambda x, w: F.embedding(torch.arange(6) + 2, w) @ w + x,
+            r"then a runs [^;]+embedding[^;]+; then b runs [^;]+embedding",
+        ),
+        (
+            lambda x, w: (x @ w).sigmoid().roll(1, 1) * x,
+            lambda x, w: (x @ w).sigmoid().roll(-1, 1) * x,
+            r"aten::sigmoid, [^;]+; then a runs [^;]+roll[^;]+; then b runs [^;]+roll",
+        ),
+        (
+            lambda x, w: (x @ w).tanh()[:, :-1] @ w,
+            lambda x, w: (x @ w).tanh()[:, 1:] @ w,
+            r"aten::tanh, [^;]+; a ends [^;]+; b ends [^;]+; they take other elements",
+        ),
+    ],
+)
+def test_what_takes_other_elements_in_the_middle_is_named(
+    a: Callable[..., torch.Tensor], b: Callable[..., torch.Tensor], place: str
+) -> None:
+    x, w = torch.randn(3, 6, 8), torch.randn(8, 8)
+    with pytest.raises(AssertionError, match=place):
+        assert_parity(a, b, (x, w), backward=False)
