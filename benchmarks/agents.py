@@ -4,8 +4,8 @@
 
 Each fault is a file without its comments, its docstrings and what its mended twin alone needs. The first audit, what
 `show` says of its first finding, the edit and the second audit, which is the same command, stand in
-reports/evidence/agents.md. The session that wrote `show` made the edits, from what these commands print. Most sources
-lie in ../shared.
+reports/evidence/agents.md. An agent made the edits that knew nothing of ampcheck, and read these files and what its
+commands print, nothing else: ten edits, each with one audit before and one after. Most sources lie in ../shared.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ FAULTS = (
             (
                 "        bias = causal.to(scores.dtype) * mn + pad[:, None, :].to(scores.dtype) * mn\n"
                 "        return (scores + bias).softmax(-1)",
-                "        return scores.masked_fill(causal | pad[:, None, :], mn).softmax(-1)",
+                "        mask = causal | pad[:, None, :]\n        return scores.masked_fill(mask, mn).softmax(-1)",
             ),
         ),
         flags={"where": False, "self.where": False},
@@ -92,7 +92,7 @@ FAULTS = (
     Fault(
         "vanished eps",
         "tests/handwritten/losses.py",
-        (("p + 1e-08", "p + 1e-04"),),
+        ((".softmax(-1)", ".softmax(-1, dtype=wide(dtype))"),),
         case=("log_of_p_plus_1e8", "float16"),
     ),
     Fault(
@@ -110,8 +110,8 @@ FAULTS = (
         (
             (
                 "        angle = position[:, None].to(self.inv_freq.dtype) @ self.inv_freq[None, :]",
-                "        with torch.autocast('cpu', enabled=False):\n"
-                "            angle = position[:, None].float() @ self.inv_freq[None, :].float()",
+                "        with torch.autocast(position.device.type, enabled=False):\n"
+                "            angle = position[:, None].to(self.inv_freq.dtype) @ self.inv_freq[None, :]",
             ),
         ),
         case=("rotary_under_autocast", "bfloat16"),
@@ -119,7 +119,7 @@ FAULTS = (
     Fault(
         "average in 16 bits",
         f"{CORPUS}/bfs_ema_in_bf16.py",
-        (("1.0, dtype=dtype)", "1.0, dtype=torch.float32)"), (".to(dtype), 0.001", ".float(), 0.001")),
+        (("1.0, dtype=dtype)", "1.0, dtype=torch.float32)"), (".to(dtype), 0.001", ".to(ema.dtype), 0.001")),
     ),
     Fault(
         "order of scaler calls",
@@ -160,8 +160,8 @@ FAULTS = (
         f"{CORPUS}/cmp_isinf_branch_graph_break.py",
         (
             (
-                "        if torch.isinf(h).any():\n            h = h.clamp(-lim, lim)\n        return h + x",
-                "        return h.clamp(-lim, lim) + x",
+                "        if torch.isinf(h).any():\n            h = h.clamp(-lim, lim)\n",
+                "        h = torch.where(torch.isinf(h).any(), h.clamp(-lim, lim), h)\n",
             ),
         ),
         flags={"branch": True, "self.branch": True},
@@ -307,7 +307,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     proved = sum(bool(row["before"]["counts"].get("fail")) and not row["after"]["counts"].get("fail") for row in rows)
     lines = [
         f"{proved} of {len(rows)} planted faults fail at first, and nothing fails after the edit, by the same command.",
-        "The session that wrote `ampcheck show` mended them, not an agent that knew nothing of ampcheck.",
+        "An agent made the edits that knew nothing of ampcheck, from the files and from what its commands print.",
         "",
         "| class | source | first verdict | lint | finding 1 | second verdict |",
         "|---|---|---|---|---|---|",

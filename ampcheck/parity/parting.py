@@ -58,9 +58,7 @@ def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Pa
     return Parting(at, tuple(record.where for record in known) or (None,), reordered)
 
 
-def _taken_otherwise(
-    runs: Sequence[Sequence[Record]], pair: Sequence[Record | None]
-) -> tuple[Record, Record] | None:
+def _taken_otherwise(runs: Sequence[Sequence[Record]], pair: Sequence[Record | None]) -> tuple[Record, Record] | None:
     """The values on the way to a pair that the same op makes of equal inputs in both runs, and that differ: it takes
     other elements, or random ones. None where no such values lead to it."""
     first, second = pair

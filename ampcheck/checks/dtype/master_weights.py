@@ -1,5 +1,6 @@
 """Requires: Parameters that are trained, and their gradients, have the dtypes that the declared policy allows. Without
-a policy only float16 parameters under an enabled GradScaler fail: it cannot unscale their gradients.
+a policy only float16 parameters under an enabled GradScaler fail, which cannot unscale their gradients, and a weight
+that was tied to another and that no step changes.
 
 Measured: Everything that an optimizer steps is listed with its dtype, bytes and device, after steps were run. Under
 'master-weights-fp32' each 16-bit weight must be the rounded value of a float32 tensor that an optimizer steps or keeps.
@@ -87,8 +88,8 @@ def _untied(stats: StateDtypeStats, untied: list[StateTensor]) -> Finding:
         f"alone, and not {first.name} ({first.dtype}), which began with its values"
     )
     hint = (
-        "a cast made it a parameter of its own: cast in forward (weight.float()), or cast the whole model, tie the "
-        "weights after that, and give the optimizer the parameters that the model has then"
+        "a cast made it a parameter of its own: take that cast out and cast in forward (weight.float()), or cast the "
+        "whole model, tie the weights after that, and give the optimizer the parameters that the model has then"
     )
     return CHECK.fail(stats.subject, message, **evidence_of(untied, hint))
 

@@ -154,8 +154,8 @@ def _vanished_hint(fault: Fault) -> str:
         return "scale the loss (torch.amp.GradScaler), use bfloat16, or keep this op in float32"
     safe = format_of_values(fault.dtype).smallest_normal
     return (
-        f"scale the values up before this op, or keep it in {wider(fault.dtype)}; an eps must be at least {safe:.1g} "
-        f"in {fault.dtype}"
+        f"keep this op in {wider(fault.dtype)}, or scale the values up before it; an eps must be at least {safe:.1g} "
+        f"in {fault.dtype}, and changes the result then"
     )
 
 

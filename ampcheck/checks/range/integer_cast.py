@@ -7,7 +7,8 @@ integer up to 2048, bfloat16 up to 256, float32 up to 16,777,216.
 
 Causes: torch.arange(n).to(x.dtype) or type_as, position ids and time steps cast with the model, counters in buffers.
 
-Fix: Compute with positions in float32 and cast the result.
+Fix: Compute with positions in float32 and cast the result; where autocast makes the cast, as of the operands of a
+matrix product, with torch.autocast(device, enabled=False) around the op.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def check(stats: NumericsStats, limits: Limits) -> list[Finding]:
         reason = fault.note if faults.ENDS in fault.note else f"{fault.dtype} holds every integer up to {up_to} only"
         message = f"different integers must stay different; {op_text(stats, fault.where)} makes {what}: {reason}"
         larger = "float64" if fault.dtype == "float32" else "float32"
-        hint = f"keep positions, ids and counters in an integer dtype or {larger}, and cast the result, not the integer"
+        kept = larger if larger == "float64" else f"{larger} (under autocast, with enabled=False around the op)"
+        hint = f"keep positions, ids and counters in an integer dtype or {kept}, and cast the result, not the integer"
         if faults.ENDS in fault.note:
             hint = "clamp to the range of the integers before the conversion, and compute the scale in float32"
         verdict = Verdict.FAIL if fault.reaches else Verdict.WARN

@@ -109,6 +109,11 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         hint = mend_cast(fault.where, f"{fault.dtype} ({top:.6g})")
     elif fault.exact_amax > top and format_of_values(fault.dtype).bits > 16:
         hint = f"scale its inputs down, or clamp them before this op: {fault.dtype} ends at {top:.6g}"
+    elif fault.exact_amax > top == fault.amax_in and "add" in fault.where.op:
+        hint = (
+            "write a mask with where or masked_fill in place of adding it: nothing lies below the lowest number of the "
+            f"format, {-top:.6g}"
+        )
     elif fault.exact_amax > top:
         hint = (
             "keep this op in float32 (torch.autocast(enabled=False) around it and .float() on its inputs), scale its "

@@ -18,8 +18,7 @@ with equal seeds differ, the check is incomplete.
 Causes: Cancellation (differences of cumulative sums, variance by E[x^2] - E[x]^2), position tables in 16 bits,
 accumulation in the low format.
 
-Fix: Compute the inputs of the reported op in float32; subtract before rounding; set precision in [tool.ampcheck.limits]
-to accept a larger error.
+Fix: Compute the inputs of the reported op in float32, from where they are made; subtract before rounding.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ _HINTS = {
         "the kernel sums or evaluates in 16 bits: keep this op in float32 (torch.autocast(enabled=False) and .float())"
     ),
     faults.CANCELLATION: (
-        "compute the inputs of this op in float32, or reorder: subtract before rounding, use log1p, expm1 or "
-        "logsumexp, centre before squaring"
+        "compute the inputs of this op in float32 from where they are made, or reorder: subtract before rounding, use "
+        "log1p, expm1 or logsumexp, centre before squaring"
     ),
     faults.DRIFT: "accumulate in float32 and cast the result",
     faults.CONSTANT: "compute this line in float32, or take an eps that does not grow with the spacing of the format",

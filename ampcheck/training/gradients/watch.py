@@ -179,6 +179,10 @@ class GradientWatch:
         name = self._loop.name
         if self.stats is None:
             hint = "let each step run a backward pass on its own batch"
+            if not steps:
+                return GradientStats(
+                    name, 0, skipped="no step came to its end", hint="mend what the first step stops at"
+                )
             functional = any(event.act is Act.GRAD for event in self._recorder.events)
             why = FUNCTIONAL if functional else f"no backward pass ran in {steps} steps"
             return GradientStats(name, 0, skipped=why, hint=hint)
