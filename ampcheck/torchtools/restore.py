@@ -93,7 +93,7 @@ class _Process:
     def begin(self) -> None:
         with self._lock:
             if not self._inside:
-                restores = [*_saved(_of_process()), save_random_state(), _save_levels(), _save_environment()]
+                restores = [*_saved(_of_process()), save_random_state()]
                 self._leaving.enter_context(warnings.catch_warnings())
                 self._leaving.callback(_run, restores)
             self._inside += 1
@@ -109,19 +109,23 @@ _thread = _Thread()
 _process = _Process()
 
 
-def save_random_state() -> Restore:
-    """Save the generators that PyTorch, numpy and Python draw from by default."""
+def _random_state() -> tuple[Any, ...]:
+    """The states of the generators that PyTorch, Python and numpy draw from by default, and of those of CUDA."""
     numpy = sys.modules.get("numpy")
-    cpu, python = torch.get_rng_state(), random.getstate()
-    of_numpy = None if numpy is None else numpy.random.get_state()
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = torch.cuda.get_rng_state_all() if initialized else []
+    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state(), cuda
+
+
+def save_random_state() -> Restore:
+    """Save the generators that PyTorch, numpy and Python draw from by default."""
+    cpu, python, of_numpy, cuda = _random_state()
 
     def restore() -> None:
         torch.set_rng_state(cpu)
         random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
+        if of_numpy is not None:
+            sys.modules["numpy"].random.set_state(of_numpy)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
 
@@ -130,12 +134,9 @@ def save_random_state() -> Restore:
 
 def random_state_key() -> tuple[int, ...]:
     """Equal while nothing was drawn from those generators."""
-    numpy = sys.modules.get("numpy")
-    state = torch.get_rng_state().numpy().tobytes()
-    of_numpy = "" if numpy is None else numpy.random.get_state()[1].tobytes() + bytes(numpy.random.get_state()[2])
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = [each.numpy().tobytes() for each in torch.cuda.get_rng_state_all()] if initialized else []
-    return hash(state), hash(random.getstate()), hash(of_numpy), *map(hash, cuda)
+    cpu, python, of_numpy, cuda = _random_state()
+    position = b"" if of_numpy is None else of_numpy[1].tobytes() + bytes(of_numpy[2])
+    return hash(python), hash(position), *(hash(state.numpy().tobytes()) for state in (cpu, *cuda))
 
 
 def _run(restores: list[Restore]) -> None:
@@ -224,31 +225,20 @@ def _of_process() -> list[Setting]:
         (torch.get_num_threads, torch.set_num_threads),
         (lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), vars(torch._tensor_str.PRINT_OPTS).update),
         (lambda: logging.root.manager.disable, logging.disable),
+        (_levels, _set_levels),
+        (lambda: dict(os.environ), os.environ.update),
         (sys.getrecursionlimit, sys.setrecursionlimit),
         (os.getcwd, os.chdir),
     ]
 
 
-def _save_levels() -> Restore:
-    """Save loggers that have a level; an imported library sets its own, PyTorch's compiler included."""
-    loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    before = [(log, log.level, log.disabled) for log in (logging.root, *loggers) if log.level != logging.NOTSET]
-
-    def restore() -> None:
-        for logger, level, disabled in before:
-            if logger.level != level:
-                logger.setLevel(level)
-            logger.disabled = disabled
-
-    return restore
+def _levels() -> list[tuple[logging.Logger, int, bool]]:
+    """The loggers that have a level; an imported library sets its own, PyTorch's compiler included."""
+    loggers = (logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger))
+    return [(log, log.level, log.disabled) for log in (logging.root, *loggers) if log.level != logging.NOTSET]
 
 
-def _save_environment() -> Restore:
-    before = dict(os.environ)
-
-    def restore() -> None:
-        for name, value in before.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-
-    return restore
+def _set_levels(before: list[tuple[logging.Logger, int, bool]]) -> None:
+    for logger, level, disabled in before:
+        logger.setLevel(level)
+        logger.disabled = disabled
