@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from ampcheck.core.run import Coverage, Where
 from ampcheck.facts.memory import dtype_name, has_companions
 from ampcheck.records.faults import FLUSH, OVERFLOW, ZERO
 from ampcheck.records.gradients import GradientLoss, GradientStats, Underflow
-from ampcheck.records.protocol import Act
+from ampcheck.records.protocol import Act, Event
 from ampcheck.records.results import JUDGED_UNIT, MOVE
 from ampcheck.records.scales import FEW, LOWEST, GradientHistogram, is_usable
 from ampcheck.shadow import Shadow
@@ -96,6 +96,26 @@ def captured(loop: TrainingLoop, seen: Callable[[str, torch.Tensor], None]) -> I
         yield
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step that runs. events: the number of calls before it; start: of ops before the passes that count. overflowed:
+    the parameters with an infinite gradient that is finite in exact."""
+
+    number: int
+    shadow: Shadow
+    events: int
+    start: int
+    losses: dict[str, FollowedGradient] = field(default_factory=dict)
+    histograms: dict[str, GradientHistogram] = field(default_factory=lambda: defaultdict(GradientHistogram))
+    overflowed: set[str] = field(default_factory=set)
+
+    def begin_again(self) -> None:
+        """Leave out what came before: its gradients overflowed, and the code has cleared them."""
+        self.start = self.shadow.ops
+        for record in (self.overflowed, self.losses, self.histograms):
+            record.clear()
+
+
 class GradientWatch:
     """Compares the gradients of parameters with exact, in each step.
 
@@ -112,53 +132,36 @@ class GradientWatch:
     @contextmanager
     def step(self, number: int, shadow: Shadow) -> Iterator[None]:
         """Compare the gradients of the step that runs inside."""
-        losses: dict[str, FollowedGradient] = {}
-        histograms: dict[str, GradientHistogram] = defaultdict(GradientHistogram)
-        events = len(self._recorder.events)
-        start = shadow.ops
-        parameters = dict(self._loop.parameters())
-        overflowed: set[str] = set()
-
-        def seen(name: str, grad: torch.Tensor) -> None:
-            values = _parts(grad, shadow)
-            if values is None:
-                return
-            value, exact, known, half, flushed = values
-            of_overflowed = (parameters[other].grad for other in overflowed)
-            if overflowed and not any(g is not None and bool(plain_values(g).any()) for g in of_overflowed):  # cleared
-                nonlocal start
-                start = shadow.ops
-                for record in (overflowed, losses, histograms):
-                    record.clear()
-            if bool((~value.isfinite() & exact.isfinite()).any()):
-                overflowed.add(name)
-            loss = losses.setdefault(name, FollowedGradient(name))
-            half = half or "float16" in self._recorder.low
-            loss.add(value, exact, known, half=half, flushed=flushed)
-            scale = self._scale(events)
-            if (half or grad.dtype is torch.float16) and is_usable(scale):
-                histograms[name] += histogram_of(exact[known] / scale)
-
-        with captured(self._loop, seen):
+        step = _Step(number, shadow, len(self._recorder.events), shadow.ops)
+        with captured(self._loop, partial(self._see, step, dict(self._loop.parameters()))):
             yield
-        self._end(number, losses, histograms, shadow, start, events)
+        self._end(step)
 
-    def _end(
-        self,
-        number: int,
-        losses: dict[str, FollowedGradient],
-        histograms: dict[str, GradientHistogram],
-        shadow: Shadow,
-        start: int,
-        events: int,
-    ) -> None:
-        """Keep what a step showed, if it is one that is judged. start: the first op, events: the first call, of it."""
-        own = self._recorder.events[events:]
+    def _see(self, step: _Step, parameters: Mapping[str, torch.Tensor], name: str, grad: torch.Tensor) -> None:
+        values = _parts(grad, step.shadow)
+        if values is None:
+            return
+        value, exact, known, half, flushed = values
+        of_overflowed = (parameters[other].grad for other in step.overflowed)
+        if step.overflowed and not any(g is not None and bool(plain_values(g).any()) for g in of_overflowed):
+            step.begin_again()
+        if bool((~value.isfinite() & exact.isfinite()).any()):
+            step.overflowed.add(name)
+        loss = step.losses.setdefault(name, FollowedGradient(name))
+        half = half or "float16" in self._recorder.low
+        loss.add(value, exact, known, half=half, flushed=flushed)
+        scale = self._scale(step.events)
+        if (half or grad.dtype is torch.float16) and is_usable(scale):
+            step.histograms[name] += histogram_of(exact[known] / scale)
+
+    def _end(self, step: _Step) -> None:
+        """Keep what a step showed, if it is one that is judged."""
+        own = self._recorder.events[step.events :]
         acts = {event.act for event in own}
-        if not losses and Act.BACKWARD not in acts:
+        if not step.losses and Act.BACKWARD not in acts:
             return  # torch.autograd.grad may have computed gradients of parameters
-        scale = self._scale(events)
-        share, overflows = _worst(losses.values())
+        scale = self._scale(step.events)
+        share, overflows = _worst(step.losses.values())
         by_code = overflows and acts.isdisjoint((Act.OPTIMIZER_STEP, Act.SCALER_STEP))
         settled = not by_code and not any(event.act is Act.SCALER_STEP and event.skipped for event in own)
         if settled and self._skipped_by_code:  # a scale of the code's own, which it has lowered since
@@ -167,7 +170,7 @@ class GradientWatch:
         if not self._settled:
             self._attempts.append((scale, share, overflows))
         if self.stats is None or settled:
-            stats = self._stats(number, scale, losses, dict(histograms), shadow, start, own)
+            stats = self._stats(step, scale, own)
             if self._settled:
                 self._later = [*self._later[-1:], stats]
             else:
@@ -193,33 +196,24 @@ class GradientWatch:
         scales = [e.scale for e in events if e.act is Act.SCALE and e.enabled and e.scale is not None]
         return scales[-1] if scales else 1.0
 
-    def _stats(
-        self,
-        number: int,
-        scale: float,
-        losses: dict[str, FollowedGradient],
-        histograms: dict[str, GradientHistogram],
-        shadow: Shadow,
-        start: int,
-        events: Iterable[Any],
-    ) -> GradientStats:
+    def _stats(self, step: _Step, scale: float, events: Iterable[Event]) -> GradientStats:
         name = self._loop.name
         if not is_usable(scale):
-            why = f"the loss scale is {scale:g} in step {number}, which leaves nothing of the gradients"
+            why = f"the loss scale is {scale:g} in step {step.number}, which leaves nothing of the gradients"
             hint = "give the scaler a positive finite scale: see loss-scale"
-            return GradientStats(name, number, skipped=why, hint=hint)
-        gradients = sorted(losses.values(), key=lambda loss: -loss.lost)
+            return GradientStats(name, step.number, skipped=why, hint=hint)
+        gradients = sorted(step.losses.values(), key=lambda loss: -loss.lost)
         halves = {g.name for g in gradients if "float16" in (g.dtype, g.made_in)}
         low = [dtype for event in events for dtype in event.low]
         low += [loss.made_in for loss in gradients if loss.made_in in ("float16", "bfloat16")]
-        largest, at = _largest(shadow, start)
+        largest, at = _largest(step.shadow, step.start)
         return GradientStats(
             name,
-            number,
+            step.number,
             "float16" if "float16" in low else low[0] if low else "",
             scale,
             tuple(gradients),
-            {n: histogram for n, histogram in histograms.items() if n in halves},
+            {n: histogram for n, histogram in step.histograms.items() if n in halves},
             largest / scale,
             at,
             _underflow(gradients, scale, largest) if halves else None,
