@@ -28,7 +28,6 @@ from ampcheck.autocast.probe import build, measure_policy
 from ampcheck.autocast.state import short
 from ampcheck.checks import findings as findings_of
 from ampcheck.checks import needing
-from ampcheck.checks.policy.policy_gap import CHECK as POLICY_GAP
 from ampcheck.core.arguments import DType
 from ampcheck.core.arm import armed
 from ampcheck.core.environment import environment
@@ -127,7 +126,7 @@ def judge_policy(plan: Plan) -> Run:
         if device == "cpu" and dtype == dtypes[0] and releases():
             other = OtherPolicy(calls, nearest(calls.torch).policy("cuda", short(dtype)))
             findings += findings_of(other, plan.limits, wanted)
-        elif device != "cpu" and POLICY_GAP.slug in wanted:
+        elif device != "cpu" and "policy-gap" in wanted:
             gap = PolicyGap(measure_calls(subject, device="cpu", dtype=dtype), calls, judged=True)
             findings += findings_of(gap, plan.limits, wanted)
             tables.append(gap_table(gap))

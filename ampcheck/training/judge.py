@@ -10,23 +10,9 @@ from itertools import count
 import torch
 
 from ampcheck.autocast.judge import judge_use
-from ampcheck.checks import added, findings, for_kind
+from ampcheck.checks import REGISTRY, added, findings, for_kind
 from ampcheck.checks.causes import with_causes
-from ampcheck.checks.dtype.buffer_dtype import CHECK as BUFFER_DTYPE
-from ampcheck.checks.dtype.loss_dtype import CHECK as LOSS_DTYPE
-from ampcheck.checks.dtype.master_weights import CHECK as MASTER_WEIGHTS
-from ampcheck.checks.dtype.optimizer_state import CHECK as OPTIMIZER_STATE
-from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
-from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
-from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
-from ampcheck.checks.training.resume import CHECK as RESUME
-from ampcheck.checks.training.scale_invariance import CHECK as SCALE_INVARIANCE
-from ampcheck.checks.training.scaler_protocol import CHECK as SCALER_PROTOCOL
-from ampcheck.checks.training.scheduler_skip import CHECK as SCHEDULER_SKIP
-from ampcheck.checks.training.stagnation import CHECK as STAGNATION
-from ampcheck.checks.training.tf32 import CHECK as TF32
 from ampcheck.core.arguments import parse_checks, parse_integer
-from ampcheck.core.check import Check
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
@@ -58,17 +44,13 @@ from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 from ampcheck.training.values import VALUES, with_values
 
-_FOLLOWED = frozenset(VALUES) | frozenset(
-    str(check)
-    for check in (
-        *(GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL, STAGNATION),
-        *(REDUCE_PRECISION, OPTIMIZER_STATE, LOSS_DTYPE),
-        *(MASTER_WEIGHTS, SCALE_INVARIANCE),
-    )
-)
+_FOLLOWED = frozenset(VALUES) | {
+    *("gradient-underflow", "loss-scale", "scaler-protocol", "stagnation", "reduce-precision", "optimizer-state"),
+    *("loss-dtype", "master-weights", "scale-invariance"),
+}
 """The checks that compare what steps compute."""
 
-_STATE_CHECKS = (MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFER_DTYPE, LOSS_DTYPE)
+_STATE_CHECKS = ("master-weights", "optimizer-state", "buffer-dtype", "loss-dtype")
 
 
 @dataclass(slots=True)
@@ -97,14 +79,14 @@ class Stage:
     judge what was observed."""
 
     name: str
-    checks: tuple[Check, ...]
+    checks: tuple[str, ...]
     judge: Callable[[Context], Run]
     needs_step: bool = True
     repeats: bool = False
 
     def judges(self, wanted: frozenset[str]) -> bool:
         """Return whether it is to run."""
-        return not wanted.isdisjoint(map(str, self.checks) if self.checks else _added_checks())
+        return not wanted.isdisjoint(self.checks or _added_checks())
 
 
 def observe_steps(context: Context) -> Run:
@@ -146,12 +128,12 @@ def _gradients(context: Context) -> Run:
     scales = of_scales.measure_loss_scale(context.loop, stats, seen.events, limits, first_op=first_op)
     judged = [f for scale in scales for f in findings(scale, limits)]
     if stats.skipped:
-        why = LOSS_SCALE.incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
+        why = REGISTRY["loss-scale"].incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
     tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
     charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]
     return Run(
-        findings=(*findings(stats, limits, (GRADIENT_UNDERFLOW.slug,)), *judged),
+        findings=(*findings(stats, limits, ("gradient-underflow",)), *judged),
         coverage=stats.coverage,
         tables=tuple(table for table in tables if table is not None),
         charts=tuple(chart for chart in charts if chart is not None),
@@ -163,7 +145,7 @@ def _updates(context: Context) -> Run:
     if stats is None:
         return Run()
     return _run(
-        findings(stats, context.limits, (STAGNATION.slug,)), coverage=stats.coverage, tables=stagnation_tables(stats)
+        findings(stats, context.limits, ("stagnation",)), coverage=stats.coverage, tables=stagnation_tables(stats)
     )
 
 
@@ -205,7 +187,7 @@ def _calls(context: Context) -> ProtocolStats:
 def _protocol(context: Context) -> Run:
     """The order of calls, as observed, and around a skipped step, which is provoked where schedulers depend on one."""
     seen, stats = context.seen, _calls(context)
-    of_schedulers = SCHEDULER_SKIP.slug in context.wanted
+    of_schedulers = "scheduler-skip" in context.wanted
     scheduled = of_schedulers and any(event.act is Act.SCHEDULER_STEP for event in seen.events)
     scaler_steps = [event for event in seen.events if event.act is Act.SCALER_STEP]
     skipped = any(event.skipped for event in scaler_steps)
@@ -219,8 +201,8 @@ def _protocol(context: Context) -> Run:
             skipping = replace(stats, events=tuple(trial.events), injected=trial.overflowed)
         if direct and trial.overflowed is not None:
             stats = replace(stats, applied=applied_nonfinite(trial.events), injected=trial.overflowed)
-    judged = findings(stats, context.limits, (SCALER_PROTOCOL.slug,))
-    return _run([*judged, *(findings(skipping, context.limits, (SCHEDULER_SKIP.slug,)) if of_schedulers else ())])
+    judged = findings(stats, context.limits, ("scaler-protocol",))
+    return _run([*judged, *(findings(skipping, context.limits, ("scheduler-skip",)) if of_schedulers else ())])
 
 
 def _overflowing(loop: TrainingLoop, steps: int, *, after_backward: bool) -> Recorder:
@@ -282,7 +264,7 @@ def _state_dtypes(context: Context) -> Run:
 
 def _confounders(context: Context) -> Run:
     stats = of_settings.measure_confounders(torch.device(context.device))
-    return _run(findings(stats, context.limits, (TF32.slug,)), tables=(of_settings.confounders_table(stats),))
+    return _run(findings(stats, context.limits, ("tf32",)), tables=(of_settings.confounders_table(stats),))
 
 
 def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: Coverage | None = None) -> Run:
@@ -290,21 +272,21 @@ def _run(findings: Iterable[Finding], tables: tuple[Table, ...] = (), coverage: 
 
 
 STAGES = (
-    Stage("gradients", (GRADIENT_UNDERFLOW, LOSS_SCALE, SCALER_PROTOCOL), _gradients),
-    Stage("updates", (STAGNATION,), _updates),
-    Stage("loss scales", (SCALE_INVARIANCE,), _scales),
-    Stage("a skipped step", (SCALER_PROTOCOL, SCHEDULER_SKIP), _protocol, needs_step=False),
-    Stage("resuming", (RESUME,), _resuming, repeats=True),
-    Stage("replicas", (REDUCE_PRECISION, SCALER_PROTOCOL), _replicas),
-    Stage("reductions", (REDUCE_PRECISION,), _reductions, repeats=True),
+    Stage("gradients", ("gradient-underflow", "loss-scale", "scaler-protocol"), _gradients),
+    Stage("updates", ("stagnation",), _updates),
+    Stage("loss scales", ("scale-invariance",), _scales),
+    Stage("a skipped step", ("scaler-protocol", "scheduler-skip"), _protocol, needs_step=False),
+    Stage("resuming", ("resume",), _resuming, repeats=True),
+    Stage("replicas", ("reduce-precision", "scaler-protocol"), _replicas),
+    Stage("reductions", ("reduce-precision",), _reductions, repeats=True),
     Stage("state dtypes", _STATE_CHECKS, _state_dtypes, needs_step=False),
-    Stage("confounders", (TF32,), _confounders, needs_step=False, repeats=True),
+    Stage("confounders", ("tf32",), _confounders, needs_step=False, repeats=True),
     Stage("checks of other packages", (), _added, needs_step=False),
 )
 """In their order: later stages use the results of earlier ones."""
 
 _OF_STEPS = ("overflow", "nonfinite-reference", "nonfinite-gradient")
-CHECKS = tuple(dict.fromkeys(map(str, (*_OF_STEPS, *(check for stage in STAGES for check in stage.checks)))))
+CHECKS = tuple(dict.fromkeys((*_OF_STEPS, *(slug for stage in STAGES for slug in stage.checks))))
 """Checks of a training loop, besides those of its use of autocast."""
 
 

@@ -9,10 +9,6 @@ from ampcheck.checks import REGISTRY, added
 from ampcheck.checks import findings as findings_of
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
-from ampcheck.checks.training.resume import CHECK as RESUME
-from ampcheck.checks.training.scale_invariance import CHECK as SCALE_INVARIANCE
-from ampcheck.checks.training.tf32 import CHECK as TF32
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.core.subject import Kind
@@ -33,7 +29,7 @@ from ampcheck.training.values import together
 _REPEAT = "it runs steps again: hand over {'model': model, 'optimizer': optimizer, 'step': step} with step(i) -> float"
 _RAN_ON = "the code caught every exception that was to end it after its last observed step, and ran on unobserved"
 _CATCHES = "catch Exception, not BaseException (a bare `except:`), so that Ctrl-C can end the code too"
-OBSERVED = tuple(slug for slug in CHECKS if slug not in (REDUCE_PRECISION.slug, TF32.slug))
+OBSERVED = tuple(slug for slug in CHECKS if slug not in ("reduce-precision", "tf32"))
 """Checks of training that runs once; of `resume` the contents of checkpoints."""
 
 Runner = Callable[[Callable[[], object]], object]
@@ -56,7 +52,7 @@ def judge_running(training: TrainingWatch, plan: Plan) -> Run:
     findings += findings_of(SavedStates(loop.name, seen.events), plan.limits)
     if training.stopper.ignored:
         findings.append(COVERAGE.incomplete(loop.name, _RAN_ON, hint=_CATCHES))
-    findings.append(RESUME.skip(loop.name, f"not judged: {_REPEAT}"))
+    findings.append(REGISTRY["resume"].skip(loop.name, f"not judged: {_REPEAT}"))
     unseen = {f"what comes after the first {seen.steps} steps": 1} if training.ended else {}
     runs = [Run(findings=tuple(findings), coverage=Coverage({"steps": seen.steps, "events": len(seen.events)}, unseen))]
     for stage in STAGES:
@@ -100,8 +96,8 @@ def judge_call(function: Callable[[Runner], object], subject: str, plan: Plan) -
         products = measure_operands(lambda: function(run), subject)
     sums = reduction_stats(training.following.sums, training.following.lineage, subject)
     judged = [
-        *findings_of(sums, plan.limits, (REDUCE_PRECISION.slug,)),
-        *findings_of(products, plan.limits, (TF32.slug,)),
+        *findings_of(sums, plan.limits, ("reduce-precision",)),
+        *findings_of(products, plan.limits, ("tf32",)),
     ]
     coverage = Coverage(unseen=unfollowed(shadow))
     maps: tuple[ModelMap, ...] = ()
@@ -114,7 +110,7 @@ def judge_call(function: Callable[[Runner], object], subject: str, plan: Plan) -
         judged.append(COVERAGE.finding(verdict, subject, text, hint=hint))
     learned = judge_running(training, plan)
     judged = together(judged, list(learned.findings))
-    scales = [SCALE_INVARIANCE.slug] if plan.checks is None and training.loop.scalers else []
+    scales = ["scale-invariance"] if plan.checks is None and training.loop.scalers else []
     wanted = (*(plan.checks or ()), COVERAGE.slug, *scales)
     findings = [f for f in judged if (plan.checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
     table = reduction_table(sums)

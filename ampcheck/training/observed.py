@@ -9,17 +9,9 @@ from typing import Any
 
 from ampcheck.autocast.missing import NEEDS_CUDA, not_imitated
 from ampcheck.autocast.placement import is_open
+from ampcheck.checks import REGISTRY
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.checks.dtype.loss_dtype import CHECK as LOSS_DTYPE
-from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
-from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
-from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
-from ampcheck.checks.training.resume import CHECK as RESUME
-from ampcheck.checks.training.scale_invariance import CHECK as SCALE_INVARIANCE
-from ampcheck.checks.training.scaler_protocol import CHECK as SCALER_PROTOCOL
-from ampcheck.checks.training.stagnation import CHECK as STAGNATION
-from ampcheck.core.check import Check
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.measure import unfollowed
@@ -43,10 +35,10 @@ from ampcheck.training.state_dtypes.measure import measure_state_dtypes
 
 _LISTED = 3
 
-_OF_GRADIENTS = (GRADIENT_UNDERFLOW.slug, LOSS_SCALE.slug, LOSS_DTYPE.slug)
+_OF_GRADIENTS = ("gradient-underflow", "loss-scale", "loss-dtype")
 """Checks that need a backward pass."""
 
-_OF_UPDATES = (NONFINITE_GRADIENT.slug, STAGNATION.slug, RESUME.slug)
+_OF_UPDATES = ("nonfinite-gradient", "stagnation", "resume")
 """Checks that need a weight that changes."""
 
 _BACKWARD = "let step(i) run loss.backward(), or observe as many steps as it takes to reach it ('steps' in the mapping)"
@@ -280,12 +272,12 @@ def _missing(finding: Finding, seen: Observed) -> tuple[str, str]:
         why = FUNCTIONAL if seen.functional else f"no backward pass ran in {seen.steps} steps"
         return why, _BACKWARD
     moved = seen.updates is not None and any(updates.moved for updates in seen.updates.tensors)
-    aside = (check == STAGNATION.slug and moved) or (check == RESUME.slug and finding.verdict is Verdict.SKIP)
+    aside = (check == "stagnation" and moved) or (check == "resume" and finding.verdict is Verdict.SKIP)
     if not seen.changed and check in _OF_UPDATES and not aside:
         why = "the scaler skipped every optimizer step, and " if seen.all_skipped else ""
         hint = _SKIPPED if seen.all_skipped else _STILL if seen.stepped else _OPTIMIZER
         return f"{why}no weight changed in {seen.steps} steps", hint
-    if seen.unused and check in (SCALER_PROTOCOL.slug, SCALE_INVARIANCE.slug):
+    if seen.unused and check in ("scaler-protocol", "scale-invariance"):
         names = ", ".join(seen.unused)
         return f"{names} is enabled, and no step of {seen.steps} uses it: losses are not scaled", _UNUSED
     return "", ""
@@ -362,13 +354,13 @@ def _check_learning(seen: Observed) -> Iterator[Finding]:
         yield COVERAGE.finding(verdict, subject, text, where=where, hint=hint)
 
 
-def prevented(seen: Observed, loop: TrainingLoop, checks: Iterable[Check]) -> Iterator[Finding]:
+def prevented(seen: Observed, loop: TrainingLoop, checks: Iterable[str]) -> Iterator[Finding]:
     """Incomplete checks without a first step; skipped where memory was short, or nothing was to judge."""
     memory = seen.stopped is not None and seen.stopped.kind == "memory"
-    idle = {RESUME: loop.save is None, SCALE_INVARIANCE: not loop.scalers}
+    idle = {"resume": loop.save is None, "scale-invariance": not loop.scalers}
     message = "not judged: step 0 did not finish (see `coverage`)"
     hint = "fix the step that `coverage` names, so that step(0) returns its loss"
-    for check in checks:
-        if check is not SCALER_PROTOCOL:
-            verdict = Verdict.SKIP if memory or idle.get(check) else Verdict.INCOMPLETE
-            yield check.finding(verdict, seen.subject, message, hint=hint)
+    for slug in checks:
+        if slug != "scaler-protocol":
+            verdict = Verdict.SKIP if memory or idle.get(slug) else Verdict.INCOMPLETE
+            yield REGISTRY[slug].finding(verdict, seen.subject, message, hint=hint)

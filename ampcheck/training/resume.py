@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampcheck.checks.training.resume import CHECK as RESUME
 from ampcheck.core.errors import as_result, brief, require_ran
 from ampcheck.core.run import Table
 from ampcheck.facts.memory import dtype_name
@@ -266,4 +265,4 @@ def resume_table(stats: ResumeStats) -> tuple[Table, ...]:
         return ()
     columns = ("when", "what", "how many", UNIT, "example")
     title = f"An interrupted run compared with an uninterrupted one: {stats.subject}"
-    return (Table(title, columns, rows, RESUME.slug),)
+    return (Table(title, columns, rows, "resume"),)

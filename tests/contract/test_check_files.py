@@ -16,6 +16,8 @@ import pytest
 
 import ampcheck.checks
 from ampcheck.core.check import SECTIONS, Check, sections
+from ampcheck.training import judge, judge_running
+from ampcheck.training.monitor import judge as monitor
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(p for p in (ROOT / "ampcheck" / "checks").glob("*/*.py") if p.name[0] != "_")
@@ -89,3 +91,13 @@ def test_the_order_of_files_changes_nothing(seed: int, monkeypatch: pytest.Monke
     assert list(ampcheck.checks.registered.__wrapped__()) == before
     orders = [check.order for check in ampcheck.checks.REGISTRY.values()]
     assert orders == sorted(orders)
+
+
+def test_checks_that_code_names_are_there() -> None:
+    files = (ROOT / "ampcheck").rglob("*.py")
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    asked = [node.slice for node in nodes if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "REGISTRY"]
+    named = {node.value for node in asked if isinstance(node, ast.Constant)}
+    assert named
+    listed = {*judge.CHECKS, *judge_running.OBSERVED, *monitor.MONITORED}
+    assert {*named, *listed} <= set(ampcheck.checks.REGISTRY)

@@ -15,11 +15,9 @@ from ampcheck.autocast.guards.hooks import backward_and_steps, regions, threads
 from ampcheck.autocast.guards.recasts import banned_by, rule_of, with_rule
 from ampcheck.autocast.guards.recorder import OpsRecorder, Recorder
 from ampcheck.autocast.state import devices
+from ampcheck.checks import REGISTRY, needing
 from ampcheck.checks import findings as findings_of
-from ampcheck.checks import needing
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
-from ampcheck.checks.policy.policy_banned import CHECK as POLICY_BANNED
 from ampcheck.core.arguments import parse_names
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import EnoughSteps, as_result, brief, require_ran
@@ -47,7 +45,7 @@ class AutocastObservation:
 
     def __init__(self, checks: Collection[str] | None = None, *, counted: bool = False) -> None:
         self.checks = parse_names(checks, "a guard's check", GUARD_CHECKS)
-        self.hooked = counted or bool(set(self.checks) - {AUTOCAST_STATE.slug})
+        self.hooked = counted or bool(set(self.checks) - {"autocast-state"})
         self._recorder = Recorder()
         self._before: dict[str, object] = {}
         self._changed: dict[str, tuple[object, object]] = {}
@@ -91,7 +89,7 @@ class AutocastObservation:
             where = Where(op=scaler_method(self._error), file=file, line=line)
             raised = Raised(type(self._error).__name__, str(self._error), where)
         counts = {**recorder.counts, "cached casts": recorder.casts.seen}
-        if str(AUTOCAST_STATE) in self.checks:
+        if "autocast-state" in self.checks:
             counts = {"switches": len(self._before), **counts}
         recomputed = recorder.recomputed.copy()
         if not recomputed and isinstance(self._error, CheckpointError):
@@ -113,7 +111,7 @@ class AutocastObservation:
             cut=recorder.casts.cut.copy(),
             recomputed={op: recomputed[op] for op in ordered},
             banned=_banned(policies, raised),
-            banned_on_cuda=recorder.banned_on_cuda() if str(POLICY_BANNED) in self.checks else (),
+            banned_on_cuda=recorder.banned_on_cuda() if "policy-banned" in self.checks else (),
             raised=raised,
         )
 
@@ -122,7 +120,7 @@ class AutocastObservation:
         names = {call.policy for call in calls} | {op.forward.device for op in recomputed}
         policies.update((name, emulated_policy(name)) for name in sorted(names - set(policies)))
         autocasts_own = isinstance(self._error, RuntimeError) and "autocast" in str(self._error)
-        if autocasts_own and POLICY_BANNED.slug in self.checks:
+        if autocasts_own and "policy-banned" in self.checks:
             for name in (*sorted(self._recorder.autocast_devices), *devices()):  # first those with autocast on
                 policies.setdefault(name, emulated_policy(name))
                 if banned_by(policies[name], str(self._error)):
@@ -168,8 +166,10 @@ def guard_run(
     code in which no op ran fails."""
     findings = findings_of(stats, Limits(), observation.checks)
     if observation.cut:
-        cut = AUTOCAST_STATE.skip(stats.subject, "not judged: ampcheck ended the code after its last observed step")
-        findings = [cut if finding.check == AUTOCAST_STATE.slug else finding for finding in findings]
+        cut = REGISTRY["autocast-state"].skip(
+            stats.subject, "not judged: ampcheck ended the code after its last observed step"
+        )
+        findings = [cut if finding.check == "autocast-state" else finding for finding in findings]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += _coverage(stats, observation, error, must_run)
     unseen = dict(stats.unseen)

@@ -23,7 +23,6 @@ from ampcheck.autocast.state import device_type
 from ampcheck.checks import findings as findings_of
 from ampcheck.checks.policy import counted_modules
 from ampcheck.checks.policy.policy_drift import CHECK as POLICY_DRIFT
-from ampcheck.checks.policy.policy_gap import CHECK as POLICY_GAP
 from ampcheck.core.arguments import LOW, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError
@@ -188,7 +187,7 @@ def gap_table(gap: PolicyGap) -> Table:
     columns = ("op", "on cpu", f"on {there}", "dtypes on cpu", f"dtypes on {there}", "modules")
     title = f"Ops that autocast treats otherwise on cpu than on {there}"
     rows = [_row(op, gap.cpu, gap.device) for op in gap.differing]
-    return Table(title, columns, rows, check=POLICY_GAP.slug, note=f"{gap.name}, PyTorch {gap.device.torch}.")
+    return Table(title, columns, rows, check="policy-gap", note=f"{gap.name}, PyTorch {gap.device.torch}.")
 
 
 def _row(op: str, cpu: PolicyCalls, device: PolicyCalls) -> Sequence[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampcheck.checks import findings
-from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Scalar, Table
 from ampcheck.records.protocol import Event
@@ -39,4 +38,4 @@ def sums_table(stats: DistributedStats) -> Table | None:
         *("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding"),
         *("became zero", "roundings over more processes"),
     )
-    return Table("sums over ranks", columns, rows, str(REDUCE_PRECISION)) if rows else None
+    return Table("sums over ranks", columns, rows, "reduce-precision") if rows else None

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Chart, Series, Table
 from ampcheck.records.finite import FiniteStats
@@ -41,7 +40,7 @@ def loss_chart(subject: str, losses: Sequence[float]) -> tuple[Chart, ...]:
     bad = len(losses) - len(finite)
     note = f"{bad:,} losses were not finite" if bad else ""
     series = (Series(subject, numbers, values),)
-    return (Chart("line", f"Loss: {subject}", "step", "loss", series, check=GRADIENT_UNDERFLOW.slug, note=note),)
+    return (Chart("line", f"Loss: {subject}", "step", "loss", series, check="gradient-underflow", note=note),)
 
 
 def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:
@@ -65,4 +64,4 @@ def gradient_table(stats: GradientStats) -> Table | None:
     columns = ("gradient of", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")
     rows = [(o.name, o.dtype, o.known, o.zero, o.lost, o.faint, o.norm) for o in worst]
     note = f"step {stats.step}, loss scale {stats.scale:g}; known: nonzero in float64, and determined by the data"
-    return Table("gradients compared with float64", columns, rows, GRADIENT_UNDERFLOW.slug, note)
+    return Table("gradients compared with float64", columns, rows, "gradient-underflow", note)

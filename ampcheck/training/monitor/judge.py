@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from ampcheck.checks import REGISTRY, needing
 from ampcheck.checks import findings as findings_of
-from ampcheck.checks import needing
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
-from ampcheck.checks.range.overflow import CHECK as OVERFLOW
-from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
-from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
-from ampcheck.checks.training.scaler_protocol import CHECK as SCALER_PROTOCOL
-from ampcheck.checks.training.scheduler_skip import CHECK as SCHEDULER_SKIP
-from ampcheck.checks.training.stagnation import CHECK as STAGNATION
 from ampcheck.core.environment import environment
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.limits import Limits
@@ -29,12 +22,9 @@ from ampcheck.training.monitor.sums import GradientSum, MonitorStats, ParameterS
 from ampcheck.training.monitor.updates import sampled
 from ampcheck.training.monitor.views import monitor_charts, monitor_tables
 
-MONITORED = tuple(
-    str(check)
-    for check in (
-        *(OVERFLOW, NONFINITE_GRADIENT, GRADIENT_UNDERFLOW, LOSS_SCALE, STAGNATION),
-        *(SCALER_PROTOCOL, SCHEDULER_SKIP, COVERAGE),
-    )
+MONITORED = (
+    *("overflow", "nonfinite-gradient", "gradient-underflow", "loss-scale", "stagnation"),
+    *("scaler-protocol", "scheduler-skip", "coverage"),
 )
 """Checks of a monitored loop."""
 
@@ -78,13 +68,13 @@ def check_monitored(stats: MonitorStats, limits: Limits) -> list[Finding]:
         return [*calls, COVERAGE.fail(stats.subject, message, hint=hint)]
     findings = findings_of(finite_stats(stats), limits)
     if not stats.gradients:
-        findings.append(NONFINITE_GRADIENT.skip(stats.subject, _unmeasured(stats)))
+        findings.append(REGISTRY["nonfinite-gradient"].skip(stats.subject, _unmeasured(stats)))
     if (gradients := gradient_stats(stats)) is not None:
-        findings += findings_of(gradients, limits, (GRADIENT_UNDERFLOW.slug,))
+        findings += findings_of(gradients, limits, ("gradient-underflow",))
     if (scale := loss_scale_stats(stats, limits)) is not None:
         findings += findings_of(scale, limits)
     if (updates := stagnation_stats(stats)) is not None:
-        findings += findings_of(updates, limits, (STAGNATION.slug,))
+        findings += findings_of(updates, limits, ("stagnation",))
     return [*findings, *calls, _coverage(stats)]
 
 

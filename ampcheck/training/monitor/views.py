@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from ampcheck.checks.training.gradient_underflow import CHECK as GRADIENT_UNDERFLOW
-from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
 from ampcheck.core.bands import bands_of
 from ampcheck.core.formats import FORMATS
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table
@@ -82,7 +80,7 @@ def _parameters(stats: MonitorStats) -> Table:
     if len(ordered) > _ROWS:
         note = f"{_ROWS} of {len(ordered)} parameters, the worst first; {note}"
     rows = tuple(_row(param, bool(stats.enabled)) for param in ordered[:_ROWS])
-    return Table(f"Gradients and updates: {stats.subject}", columns, rows, str(GRADIENT_UNDERFLOW), note)
+    return Table(f"Gradients and updates: {stats.subject}", columns, rows, "gradient-underflow", note)
 
 
 def _badness(param: ParameterStats) -> tuple[float, ...]:
@@ -112,7 +110,7 @@ def _optimizers(stats: MonitorStats) -> Table:
     scales = stats.scales
     ends = (scales[0], min(scales), max(scales), scales[-1]) if scales else (None,) * 4
     rows = tuple((o.name, o.steps, o.measured, len(o.skipped) if o.attempts else None, *ends) for o in stats.optimizers)
-    return Table(f"Optimizer steps: {stats.subject}", columns, rows, str(LOSS_SCALE))
+    return Table(f"Optimizer steps: {stats.subject}", columns, rows, "loss-scale")
 
 
 def _ranges(stats: MonitorStats) -> Iterator[Chart]:
@@ -136,7 +134,7 @@ def _ranges(stats: MonitorStats) -> Iterator[Chart]:
         "magnitude, as a power of two",
         series=tuple(Series(name, span, group="backward") for name, span in spans),
         bands=bands,
-        check=str(GRADIENT_UNDERFLOW),
+        check="gradient-underflow",
         note=note,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Coverage, Scalar, Table
 from ampcheck.records.reductions import ReductionStats
@@ -34,4 +33,4 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
     left = len(stats.sums) + len(stats.norms) - len(rows)
     note = f"{left} more are not listed" if left else ""
-    return Table("sums and norms in low precision", columns, rows, REDUCE_PRECISION.slug, note) if rows else None
+    return Table("sums and norms in low precision", columns, rows, "reduce-precision", note) if rows else None

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ampcheck.checks.training.loss_scale import CHECK as LOSS_SCALE
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Band, Chart, Scalar, Series, Table, Where
 from ampcheck.records.gradients import GradientStats
@@ -148,7 +147,7 @@ def loss_scale_table(stats: LossScaleStats) -> Table | None:
     )
     if stats.scale is not None and is_usable(stats.scale):
         note += f"; in use: {power(stats.scale)}"
-    return Table(f"Loss scales: {stats.subject}", columns, rows, LOSS_SCALE.slug, note)
+    return Table(f"Loss scales: {stats.subject}", columns, rows, "loss-scale", note)
 
 
 def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
@@ -173,7 +172,7 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     notes = ["between the two lines of the window no tensor loses more than the share, and none overflows"]
     notes = [*(notes if window else ()), *([f"{left_out} turns in the middle are left out"] if left_out else ())]
     label, note = "log2 of the loss scale", "; ".join(notes)
-    return Chart("line", title, "step", label, tuple(series), check=LOSS_SCALE.slug, note=note)
+    return Chart("line", title, "step", label, tuple(series), check="loss-scale", note=note)
 
 
 def _turns(known: list[tuple[float, float, bool]]) -> tuple[list[tuple[float, float, bool]], int]:
@@ -207,7 +206,7 @@ def window_chart(stats: LossScaleStats) -> Chart | None:
     bands = () if window.empty else (Band("window", float(window.needed), float(window.allowed)),)
     title = f"Gradients lost at each loss scale: {stats.subject}"
     note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in float16"
-    return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, LOSS_SCALE.slug, note)
+    return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, "loss-scale", note)
 
 
 def _scales(stats: LossScaleStats, window: ScaleWindow) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ampcheck.checks.training.stagnation import CHECK as STAGNATION
 from ampcheck.core.run import Table
 from ampcheck.records.stagnation import StagnationStats, TensorUpdates
 
@@ -29,7 +28,7 @@ def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
     )
     left = len(ranked) - len(rows)
     note = f"{left} more tensors are not listed" if left else ""
-    return (Table("Updates of tensors narrower than float32", columns, rows, STAGNATION.slug, note),)
+    return (Table("Updates of tensors narrower than float32", columns, rows, "stagnation", note),)
 
 
 def _worst(tensor: TensorUpdates) -> float:

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 import torch
 
-from ampcheck.checks.dtype.master_weights import CHECK as MASTER_WEIGHTS
 from ampcheck.core.arguments import parse_choice, show
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
@@ -233,7 +232,7 @@ def state_dtype_tables(stats: StateDtypeStats) -> tuple[Table, ...]:
     note += "" if stats.after_step else "; before the first step"
     note += f"; {stats.policy} is declared" if stats.policy is not None else ""
     columns = ("role", "dtype", "device", "tensors", "elements", "bytes")
-    whole = Table(f"Dtypes of the training state: {stats.subject}", columns, rows, MASTER_WEIGHTS.slug, note)
+    whole = Table(f"Dtypes of the training state: {stats.subject}", columns, rows, "master-weights", note)
     ordered = sorted(stats.tensors, key=lambda tensor: (not tensor.low, -tensor.bytes))[:_ROWS]
     parts: list[tuple[Scalar, ...]] = [
         (
@@ -250,4 +249,4 @@ def state_dtype_tables(stats: StateDtypeStats) -> tuple[Table, ...]:
     ]
     note = f"{len(parts)} of {len(stats.tensors)} tensors, those of 16 bits first, then the largest"
     names = ("tensor", "role", "dtype", "shape", "elements", "bytes", "device", "float32 copy")
-    return whole, Table(f"Tensors of the training state: {stats.subject}", names, parts, MASTER_WEIGHTS.slug, note)
+    return whole, Table(f"Tensors of the training state: {stats.subject}", names, parts, "master-weights", note)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ampcheck.checks.training.tf32 import CHECK as TF32
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Scalar, Table
 from ampcheck.facts.norms import distance
@@ -90,4 +89,4 @@ def confounders_table(stats: ConfounderStats) -> Table:
     rows.append(("subnormals flushed to zero on the CPU (this thread)", stats.flushes))
     rows += [(f"error of float32, {product.name}", product.error * UNIT) for product in stats.products]
     note = "errors are relative, against float64; float32 rounds to 6.0e-08, TF32 to 4.9e-04"
-    return Table(f"What float32 means here: {stats.device}", ("setting", "value"), rows, str(TF32), note)
+    return Table(f"What float32 means here: {stats.device}", ("setting", "value"), rows, "tf32", note)
