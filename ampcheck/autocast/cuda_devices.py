@@ -12,7 +12,7 @@ from ampcheck.autocast.cuda_stand_in import current_device, placed_kind
 from ampcheck.facts.store import StorageMap
 from ampcheck.torchtools.patching import replaced
 from ampcheck.torchtools.private import restore_location
-from ampcheck.torchtools.storage import unwrapped
+from ampcheck.torchtools.storage import storage_number, unwrapped
 
 _DEVICE = re.compile(r"(cuda|xpu|mps)(?::(\d+))?")
 
@@ -53,10 +53,7 @@ def device_index(tensor: torch.Tensor) -> int | None:
 
 def number(tensor: torch.Tensor) -> int:
     """A number that all views of a tensor share."""
-    try:
-        return int(unwrapped(tensor).untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
+    return storage_number(unwrapped(tensor)) or id(tensor)
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

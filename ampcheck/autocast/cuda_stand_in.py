@@ -252,26 +252,11 @@ def _functions(gpu: GPU) -> dict[str, Callable[..., Any]]:
 
 
 def _of_accelerator() -> dict[str, Callable[..., Any]]:
-    """The functions of `torch.accelerator` (2.6) by name."""
+    """What `torch.accelerator` has by names of its own."""
     return {
-        "is_available": _is_available,
-        "device_count": device_count,
         "current_accelerator": lambda *args, **kwargs: None if _compiles() else torch.device(_kind),
-        "current_device_index": current_device,
-        "current_device_idx": current_device,
-        "set_device_index": _set_device,
-        "set_device_idx": _set_device,
-        "current_stream": lambda *args: torch.cuda.current_stream(),
-        "set_stream": _nothing,
-        "synchronize": _nothing,
-        "empty_cache": _nothing,
-        "memory_allocated": _zero,
-        "max_memory_allocated": _zero,
-        "memory_reserved": _zero,
-        "max_memory_reserved": _zero,
-        "memory_stats": lambda *args: defaultdict(int),
-        "reset_peak_memory_stats": _nothing,
-        "reset_accumulated_memory_stats": _nothing,
+        **dict.fromkeys(("current_device_index", "current_device_idx"), current_device),
+        **dict.fromkeys(("set_device_index", "set_device_idx"), _set_device),
     }
 
 
@@ -284,16 +269,17 @@ def stand_in(kind: str, gpu: str = "") -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_restore, *before)
         stack.callback(end_captures)
-        _replace(stack, [torch.accelerator] if hasattr(torch, "accelerator") else [], _of_accelerator())
         stack.enter_context(attribute(torch, "Generator", _Generator))
         by_type = partial(_set_default_tensor_type, torch.set_default_tensor_type)
         stack.enter_context(attribute(torch, "set_default_tensor_type", by_type))
         _replace_parallel(stack)
         functions = _functions(GPUS[gpu or "a100"])
+        of_all = {name: function for name, function in functions.items() if not name.startswith("get_device_")}
+        _replace(stack, [torch.accelerator], {**of_all, **_of_accelerator()})
         if kind == "cuda":
             _replace_cuda(stack, functions)
         else:
-            _replace_other(stack, kind, functions)
+            _replace_other(stack, kind, of_all)
         yield
 
 
@@ -326,8 +312,7 @@ def _replace_other(stack: ExitStack, kind: str, functions: dict[str, Callable[..
     """`torch.xpu` or `torch.mps`, which have much of the interface of `torch.cuda`."""
     module: Any = getattr(torch, kind)
     owners = (module, torch.backends.mps) if kind == "mps" else (module, module.memory, module.random)
-    known = {name: function for name, function in functions.items() if not name.startswith("get_device_")}
-    _replace(stack, owners, {**known, **dict.fromkeys(_MEMORY_OF_MPS, _zero), "is_built": _is_available})
+    _replace(stack, owners, {**functions, **dict.fromkeys(_MEMORY_OF_MPS, _zero), "is_built": _is_available})
     for name, stands_in in {"Event": Event, "Stream": Stream}.items():
         if hasattr(module, name):
             stack.enter_context(attribute(module, name, stands_in))
