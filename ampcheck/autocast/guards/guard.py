@@ -12,7 +12,6 @@ from torch.utils.checkpoint import CheckpointError
 
 from ampcheck.autocast.emulate import emulated_policy
 from ampcheck.autocast.guards.hooks import backward_and_steps, regions, threads
-from ampcheck.autocast.guards.recasts import banned_by, rule_of, with_rule
 from ampcheck.autocast.guards.recorder import OpsRecorder, Recorder
 from ampcheck.autocast.state import devices
 from ampcheck.checks import REGISTRY, needing
@@ -23,8 +22,9 @@ from ampcheck.core.environment import environment
 from ampcheck.core.errors import EnoughSteps, as_result, brief, require_ran
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Coverage, Finding, Run, Verdict, Where
+from ampcheck.ops.table import ROWS
 from ampcheck.records.autocast import Call, GuardStats, Raised, Recompute
-from ampcheck.records.policy import Policy
+from ampcheck.records.policy import APPEND_DTYPE, BANNED, FIXED, FP32, LOWER, PROMOTE, SET_DTYPE, Policy
 from ampcheck.torchtools.global_state import changed, read_state, restore_state
 from ampcheck.torchtools.regions import abandoned_regions
 from ampcheck.torchtools.source import scaler_method, users_place
@@ -96,7 +96,7 @@ class AutocastObservation:
             # PyTorch's checkpoint compares what it saves and may raise before the first op shows its dtypes.
             recomputed = Counter(recorder.changed_sites.values())
         policies = self._policies(calls, recorder.recomputed)
-        ordered = sorted(recomputed, key=lambda op: not rule_of(policies, op.forward.device, op.op))
+        ordered = sorted(recomputed, key=lambda op: not _rule_of(policies, op.forward.device, op.op))
         return GuardStats(
             subject=subject,
             settings=len(self._before),
@@ -105,7 +105,7 @@ class AutocastObservation:
             regions=recorder.regions,
             idle=dict(recorder.idle),
             unseen=dict(recorder.unseen),
-            calls={with_rule(call, policies): count for call, count in calls.items()},
+            calls={_with_rule(call, policies): count for call, count in calls.items()},
             crossings=recorder.crossings.copy(),
             stale=recorder.casts.stale.copy(),
             cut=recorder.casts.cut.copy(),
@@ -123,7 +123,7 @@ class AutocastObservation:
         if autocasts_own and "policy-banned" in self.checks:
             for name in (*sorted(self._recorder.autocast_devices), *devices()):  # first those with autocast on
                 policies.setdefault(name, emulated_policy(name))
-                if banned_by(policies[name], str(self._error)):
+                if _banned_by(policies[name], str(self._error)):
                     break
         return policies
 
@@ -202,7 +202,7 @@ def _coverage(
 def _banned(policies: Mapping[str, Policy], raised: Raised | None) -> dict[str, tuple[str, ...]]:
     """The ops that policies ban with the message that ended the block, and which policies do."""
     text = raised.message.strip() if raised is not None else ""
-    banned = {name: banned_by(policy, text) for name, policy in policies.items()}
+    banned = {name: _banned_by(policy, text) for name, policy in policies.items()}
     ops = dict.fromkeys(op for of_policy in banned.values() for op in of_policy)
     return {op: tuple(name for name in banned if op in banned[name]) for op in ops}
 
@@ -214,3 +214,38 @@ def _chain(error: BaseException | None) -> list[BaseException]:
         chain.append(error)
         error = error.__cause__ or error.__context__
     return chain
+
+
+def _rule_of(policies: Mapping[str, Policy], policy: str, op: str) -> str:
+    """The rule of an op, as seen below autocast; empty where autocast leaves it alone."""
+    if policy not in policies:
+        return ""
+    rule = policies[policy].rule(op)
+    above = ROWS.get(op.removeprefix("aten::"), {}).get("autocast", "")  # the op that autocast sees
+    return rule or (policies[policy].rule(f"aten::{above}") if above else "")
+
+
+def _with_rule(call: Call, policies: Mapping[str, Policy]) -> Call:
+    """The call with its rule, and the dtype that autocast would have cast to."""
+    rule = _rule_of(policies, call.policy, call.plain_op)
+    return replace(call, rule=rule, expected=_expected_dtype(call, rule))
+
+
+def _expected_dtype(call: Call, rule: str) -> str:
+    if not call.dtypes:
+        return ""
+    if rule in (SET_DTYPE, APPEND_DTYPE):
+        return "" if call.dtype_argument or call.dtypes[0] == "float32" else "float32"
+    if rule == FP32 or (rule == PROMOTE and "float32" in call.dtypes):
+        target = "float32"
+    elif rule in (LOWER, PROMOTE):
+        target = call.state.dtype or ""
+    else:
+        target = rule.removeprefix(FIXED) if rule.startswith(FIXED) else ""
+    return target if {*call.dtypes} != {target} else ""
+
+
+def _banned_by(policy: Policy, message: str) -> list[str]:
+    """The ops that a policy bans with this message, which is all that is seen of them: autocast raises first."""
+    bans = ((op, facts.raises.strip() or f"{op} is unsafe to autocast") for op, facts in policy.ops.items())
+    return [op for op, text in bans if policy.rule(op) == BANNED and message.startswith(text)]
