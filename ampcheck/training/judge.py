@@ -30,16 +30,16 @@ from ampcheck.torchtools.restore import restoring
 from ampcheck.torchtools.snapshot import Snapshot
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, settled, world_size
-from ampcheck.training.distributed.replicas import compare_ranks
-from ampcheck.training.distributed.summary import judge_replicas, sums_table
+from ampcheck.training.distributed.replicas import compare_ranks, judge_replicas
+from ampcheck.training.distributed.sums import sums_table
 from ampcheck.training.gradients import summary as of_gradients
 from ampcheck.training.loop import STEPS, TrainingLoop, quiet
 from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.reductions.summary import reduction_table
+from ampcheck.training.reductions.sums import reduction_table
 from ampcheck.training.resume import measure_resume, resume_table
 from ampcheck.training.scale import stats as of_scales
-from ampcheck.training.stagnation.tables import stagnation_tables
+from ampcheck.training.stagnation.stagnation import stagnation_tables
 from ampcheck.training.state_dtypes.measure import state_dtype_tables
 from ampcheck.training.tf32 import settings as of_settings
 from ampcheck.training.values import VALUES, with_values

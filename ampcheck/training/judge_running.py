@@ -21,7 +21,7 @@ from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
 from ampcheck.training.loop import STEPS, LoopShadow, quiet
 from ampcheck.training.observed import check_observed, unjudged
-from ampcheck.training.reductions.summary import reduction_stats, reduction_table
+from ampcheck.training.reductions.sums import reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch
 from ampcheck.training.tf32.operands import measure_operands
 from ampcheck.training.values import together

@@ -28,7 +28,7 @@ from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import FUNCTIONAL
 from ampcheck.training.loop import TrainingLoop, parameters_of, quiet
 from ampcheck.training.protocol.recorder import Recorder
-from ampcheck.training.reductions.summary import reduction_stats
+from ampcheck.training.reductions.sums import reduction_stats
 from ampcheck.training.scale.invariance import measure_invariance
 from ampcheck.training.stagnation.stagnation import stagnation_stats
 from ampcheck.training.state_dtypes.measure import measure_state_dtypes

@@ -17,11 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ampcheck.core.run import Coverage, Where
+from ampcheck.checks import findings
+from ampcheck.core.limits import Limits
+from ampcheck.core.run import Coverage, Finding, Where
 from ampcheck.health import Unmeasured
 from ampcheck.health.values import values_of
 from ampcheck.records.protocol import OF_STEPS, Act, Event
-from ampcheck.records.reductions import Drift, name_ranks
+from ampcheck.records.reductions import Drift, ReplicaStats, name_ranks
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.storage import is_pending, placements
 from ampcheck.training.distributed.ranks import gather, grouped, world_size
@@ -276,7 +278,14 @@ def _cause(names: Sequence[str], pair: tuple[int, int], one: ReplicaStep, other:
     return Act.BACKWARD, False, text, hint
 
 
-def place_of(drift: Drift, events: Sequence[Event]) -> Where:
+def judge_replicas(subject: str, drift: Drift | None, events: Sequence[Event]) -> list[Finding]:
+    """Ranks that hold one model step it alike: `reduce-precision`, of a loss scale `scaler-protocol`."""
+    if drift is None or not drift.proven:
+        return []
+    return findings(ReplicaStats(subject, drift, _place_of(drift, events)), Limits())
+
+
+def _place_of(drift: Drift, events: Sequence[Event]) -> Where:
     """The last call in the step of a drift that is at fault, on this rank."""
     acts = OF_STEPS if drift.act in OF_STEPS else (drift.act,)
     calls = [event for event in events if event.step == drift.step and event.act in acts]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.records.reductions import CollectiveStats, Prediction
+from ampcheck.core.run import Scalar, Table
+from ampcheck.records.reductions import CollectiveStats, DistributedStats, Prediction
 from ampcheck.training.distributed.collectives import Call
 from ampcheck.training.reductions.sums import compare_sum
 
@@ -185,3 +186,21 @@ def _parts(addends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     apart = (addends - mean) * math.sqrt(ranks / (ranks - 1))
     power, noise = float(mean.square().sum()), float(apart.square().sum()) / ranks**2
     return mean * math.sqrt(max(1.0 - noise / power, 0.0) if power else 0.0), apart
+
+
+def sums_table(stats: DistributedStats) -> Table | None:
+    """The sums over ranks, the worst first; None where there is none."""
+    rows: list[tuple[Scalar, ...]] = [
+        (
+            f"{total.where.op} ({total.where.phase})",
+            total.where.place,
+            *(total.format, total.world, total.calls, total.elements, total.error, total.once, total.vanished),
+            ", ".join(f"{p.ratio:.2g} at {p.world}" for p in total.predicted[:: max(len(total.predicted) // 4, 1)]),
+        )
+        for total in sorted(stats.collectives, key=lambda total: -total.ratio)
+    ]
+    columns = (
+        *("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding"),
+        *("became zero", "roundings over more processes"),
+    )
+    return Table("sums over ranks", columns, rows, "reduce-precision") if rows else None

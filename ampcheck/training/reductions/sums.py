@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from ampcheck.core.formats import FloatFormat, format_of
-from ampcheck.core.run import Where
+from ampcheck.core.run import Coverage, Scalar, Table, Where
 from ampcheck.facts.memory import has_companions, values_in
 from ampcheck.facts.store import StorageMap
-from ampcheck.records.reductions import FEWEST, SumStats
+from ampcheck.records.reductions import FEWEST, ReductionStats, SumStats
 from ampcheck.records.results import MOVE
 from ampcheck.shadow import Shadow
 from ampcheck.stream.ops import OpEvent, leaves
@@ -29,6 +29,8 @@ _SAMPLE = 256
 
 _ADDED = 65536
 """Elements of a sum that are added up in float64 as well, spread over all of it."""
+
+_ROWS = 40
 
 _PHASES = {"sum": "update", "gradient": "backward", "graph": ""}
 
@@ -290,3 +292,28 @@ def compare_sum(
     size = float(exact.norm()) or 1.0
     once = one_rounding(torch.maximum(exact.abs(), spread), form) if exact.numel() else 0.0
     return float((value - exact).norm()) / size, once / size, overflowed
+
+
+def reduction_stats(watch: ReductionWatch, lineage: Lineage, subject: str) -> ReductionStats:
+    """The sums and norms of a run that has ended."""
+    sums, norms = tuple(watch.sums.values()), tuple(watch.norms.totals)
+    seen = {"ops": lineage.ops, "running sums": len(sums), "total norms": len(norms)}
+    return ReductionStats(subject, sums, norms, Coverage(seen, lineage.unfollowed))
+
+
+def reduction_table(stats: ReductionStats) -> Table | None:
+    """The running sums and total norms, the worst first; None where there is none."""
+    sums = sorted(stats.sums, key=lambda total: (not total.judged, -total.ratio))[:_ROWS]
+    norms = sorted(stats.norms, key=lambda norm: (not norm.grouped, not norm.low))[: max(_ROWS - len(sums), 0)]
+    rows: list[tuple[Scalar, ...]] = [
+        (f"running sum ({total.kind})", total.where.place, total.format, total.addends, total.error, total.once)
+        for total in sums
+    ]
+    rows += [
+        ("total norm", total.where.place, total.format, total.terms, total.error, format_of(total.format).unit_roundoff)
+        for total in norms
+    ]
+    columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
+    left = len(stats.sums) + len(stats.norms) - len(rows)
+    note = f"{left} more are not listed" if left else ""
+    return Table("sums and norms in low precision", columns, rows, "reduce-precision", note) if rows else None

@@ -1,19 +1,21 @@
-"""Measures the updates of the narrow tensors of a loop."""
+"""The record of the updates of the narrow tensors of a loop, and its table."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ampcheck.core.formats import format_of
-from ampcheck.core.run import Coverage
-from ampcheck.records.stagnation import (
-    HORIZON,
-    StagnationStats,
-)
+import torch
+
+from ampcheck.core.formats import FloatFormat, format_of
+from ampcheck.core.run import Coverage, Table
+from ampcheck.records.stagnation import HORIZON, StagnationStats, TensorUpdates
+from ampcheck.torchtools.spacing import spacing
 from ampcheck.training.loop import TrainingLoop
-from ampcheck.training.stagnation.forecast import stops
-from ampcheck.training.stagnation.rates import rates_of, share_lost
-from ampcheck.training.stagnation.updates import UpdateWatch, by_slot, rounds_at_random
+from ampcheck.training.stagnation.forecast import Sample, stops
+from ampcheck.training.stagnation.updates import UpdateWatch, by_slot, rates_of, rounds_at_random
+
+_ROWS = 40
 
 
 def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") -> StagnationStats:
@@ -36,7 +38,7 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         rate = rates.get(updates.name)
         if rate is not None and not updates.random and not updates.carriers:
             updates.rate, updates.largest = rate
-            updates.lost_at_largest = share_lost(updates.samples, updates.largest, format_of(updates.dtype))
+            updates.lost_at_largest = _share_lost(updates.samples, updates.largest, format_of(updates.dtype))
     endless = watch.restarted | watch.iterates
     known = {n: updates.course(updates.name in endless, horizon) for n, updates in enumerate(tensors)}
     courses = {number: course for number, course in known.items() if course is not None}
@@ -63,3 +65,43 @@ def stagnation_stats(loop: TrainingLoop, watch: UpdateWatch, error: str = "") ->
         coverage,
         frozenset(watch.waiting),
     )
+
+
+def _share_lost(samples: Sequence[Sample], largest: float, form: FloatFormat) -> float | None:
+    """The share of updates like those of `samples` that is lost at the largest rate; None where theirs is steady."""
+    known = [sample for sample in samples if sample.rate > 0.0]
+    if not known or not known[0].rate < known[-1].rate:
+        return None
+    lost = [
+        sample.update[moved].abs() * max(1.0, largest / sample.rate) <= spacing(sample.old[moved], form) / 2
+        for sample in known
+        if (moved := (sample.update != 0) & sample.update.isfinite() & sample.old.isfinite()).any()
+    ]
+    return float(torch.cat(lost).double().mean()) if lost else None
+
+
+def stagnation_tables(stats: StagnationStats) -> tuple[Table, ...]:
+    """Every narrow tensor that was updated, the worst first."""
+    if not stats.tensors:
+        return ()
+    ranked = sorted(stats.tensors, key=lambda tensor: (-_worst(tensor), tensor.role, tensor.name))
+    rows = [
+        (
+            *(tensor.role, tensor.name, tensor.dtype, tensor.elements, tensor.moved),
+            *(tensor.share, tensor.carried / tensor.moved if tensor.moved else 0.0, tensor.relative_update),
+            *(tensor.decay.factor if tensor.decay.looked else None, tensor.decay.share),
+            *((tensor.stop.gain, tensor.stop.distance, tensor.stop.steps) if tensor.stop else (None, None, None)),
+        )
+        for tensor in ranked[:_ROWS]
+    ]
+    columns = (
+        *("role", "tensor", "dtype", "elements", "updates", "lost", "carried elsewhere", "relative update"),
+        *("decay factor", "decay lost", "keeps of itself", "never closes", "stops after steps"),
+    )
+    left = len(ranked) - len(rows)
+    note = f"{left} more tensors are not listed" if left else ""
+    return (Table("Updates of tensors narrower than float32", columns, rows, "stagnation", note),)
+
+
+def _worst(tensor: TensorUpdates) -> float:
+    return max(tensor.share, tensor.decay.share, tensor.stop.distance if tensor.stop else 0.0)

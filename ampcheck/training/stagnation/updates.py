@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,7 +21,6 @@ from ampcheck.torchtools.storage import storage_number
 from ampcheck.training.lineage import NARROW, Lineage, Written
 from ampcheck.training.loop import LoopShadow, Resident, TrainingLoop
 from ampcheck.training.stagnation.forecast import APART, COARSE, ONCE, Course, Sample, course_of
-from ampcheck.training.stagnation.rates import rates_of
 
 _FALLS = 0.99
 """A sum of increments of one sign never becomes smaller; below this part of what it was, it was cleared."""
@@ -44,6 +44,34 @@ _MOST_STEPS = 0.75
 
 _JUMPS = 0.3
 """The part of the expected movements from which small updates count as rounded at random."""
+
+
+class Rate(NamedTuple):
+    """A learning rate: the one of now, NaN for no number, and the largest that the schedule of its group names.
+
+    A warm-up begins far below the rate that an optimizer was made with.
+    """
+
+    now: float
+    largest: float
+
+
+def rates_of(loop: TrainingLoop) -> Mapping[str, Rate]:
+    """The learning rates by the names of parameters."""
+    names = {id(parameter): name for name, parameter in loop.parameters()}
+    return {
+        names[id(parameter)]: _rate(group)
+        for optimizer in loop.optimizers.values()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) in names
+    }
+
+
+def _rate(group: Mapping[str, Any]) -> Rate:
+    values = [group.get(key) for key in ("lr", "initial_lr", "max_lr")]  # the others are written by schedulers
+    rates = [float(value) if isinstance(value, (int, float, torch.Tensor)) else math.nan for value in values]
+    return Rate(rates[0], max((rate for rate in rates if math.isfinite(rate)), default=math.nan))
 
 
 @dataclass(slots=True)

@@ -6,8 +6,7 @@ from typing import Any
 from ampcheck.records.reductions import ReductionStats
 from ampcheck.shadow import Shadow
 from ampcheck.training.lineage import Lineage
-from ampcheck.training.reductions.summary import reduction_stats
-from ampcheck.training.reductions.sums import ReductionWatch
+from ampcheck.training.reductions.sums import ReductionWatch, reduction_stats
 
 
 def measure_reductions(function: Callable[[], Any], subject: str = "this function") -> ReductionStats:

@@ -11,7 +11,7 @@ from ampcheck.checks.training.reduce_precision import check as check_reductions
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
-from ampcheck.training.reductions.summary import reduction_table
+from ampcheck.training.reductions.sums import reduction_table
 
 LIMITS = Limits()
 BF16 = torch.bfloat16

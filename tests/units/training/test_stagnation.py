@@ -29,7 +29,7 @@ from ampcheck.checks.training.stagnation import check as check_stagnation
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Verdict
 from ampcheck.records.stagnation import Decay, StagnationStats, TensorUpdates
-from ampcheck.training.stagnation.tables import stagnation_tables
+from ampcheck.training.stagnation.stagnation import stagnation_tables
 
 
 def adamw(dtype=B16, lr=2e-2, betas=(0.9, 0.95), weight_decay=0.0, **more):

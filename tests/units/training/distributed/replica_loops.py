@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ampcheck.core.run import Run
 from ampcheck.core.subject import Subject
-from ampcheck.training.distributed.replicas import compare_ranks
-from ampcheck.training.distributed.summary import judge_replicas
+from ampcheck.training.distributed.replicas import compare_ranks, judge_replicas
 from ampcheck.training.loop import TrainingLoop
 from ampcheck.training.observed import observe
 

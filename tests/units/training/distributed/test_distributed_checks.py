@@ -18,8 +18,8 @@ from ampcheck.records.reductions import CollectiveStats, DistributedStats, Drift
 from ampcheck.training.distributed.collectives import Call, CollectiveWatch
 from ampcheck.training.distributed.measure import measure_distributed
 from ampcheck.training.distributed.ranks import gather_runs, merge_ranks
-from ampcheck.training.distributed.summary import judge_replicas, sums_table
-from ampcheck.training.distributed.sums import compare_sums, emulate
+from ampcheck.training.distributed.replicas import judge_replicas
+from ampcheck.training.distributed.sums import compare_sums, emulate, sums_table
 from ampcheck.training.loop import TrainingLoop
 
 LIMITS = Limits()
