@@ -17,6 +17,45 @@ CONTRACT = PACKAGE / "torchtools" / "contract.md"
 PRIVATE = "torchtools/private.py"
 _SHOWN = 4
 
+_STRATEGIES = "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy"
+SINCE = {f"_C._dynamo.eval_frame.{name}": "2.7" for name in _STRATEGIES}
+"""Names that the oldest supported release lacks, and has another way for."""
+
+OBJECTS = {
+    "GradScaler._scale": "the loss scale is not followed",
+    "GradScaler._device": "scalers of a device that is missing are not named",
+    "GradScaler._found_inf_per_device": "steps that a fused optimizer skips count as taken",
+    "autocast._enabled": "the loss of a region counts as computed in float32",
+    "Optimizer._optimizer_step_pre_hooks": "optimizers are not found inside the wrappers of libraries",
+    "Module._compiled_call_impl": "calls of modules that `compile()` compiled are not recorded",
+    "OpOverload._schema": "ampcheck cannot tell what an op writes: nothing is judged",
+    "OpOverload._overloadpacket": "autocast's policy is not probed",
+    "OpOverload._dispatch_cache": "autocast's policy is not probed",
+    "OpOverload._op_dk": "composed ops are not followed in inference mode",
+    "Tensor._version": "writes to saved tensors are not seen",
+    "Tensor._base": "views are not followed to their memory",
+    "Tensor._is_view": "casts that autocast keeps are not told from others",
+    "Tensor._is_zerotensor": "no run is followed in float64",
+    **dict.fromkeys(
+        ("Tensor._nested_tensor_size", "Tensor._nested_tensor_strides", "Tensor._nested_tensor_storage_offsets"),
+        "nested tensors are not followed",
+    ),
+    "UntypedStorage._cdata": "tensors that share memory are not recognised: nothing is judged",
+    "TypedStorage._untyped_storage": "storages are placed on no emulated device",
+    "Node._input_metadata": "the format in which a loss was computed is not known",
+    **dict.fromkeys(("MulBackward0._saved_self", "MulBackward0._saved_other"), "a constant loss scale is not seen"),
+    "Function._forward_cls": "own autograd functions are not recognised in backward passes",
+    "checkpoint._allowed_determinism_checks_to_fns": "checkpoints do not recompute on an emulated device",
+    "DefaultDeviceType._default_device_type": "checkpoints do not recompute on an emulated device",
+    "Library._destroy": "the emulation of autocast is not undone",
+    "DistributedDataParallel._comm_hooks": "gradients with a hook of communication count as averaged over all ranks",
+    **dict.fromkeys(("FSDPModule._get_fsdp_state", "FSDPState._mp_policy"), "the policies of FSDP2 are not judged"),
+    "ProcessGroup._get_backend": "messages between ranks wait for half an hour at most",
+    "ProcessGroup._get_sequence_number_for_group": "companions do not travel with collectives",
+    "Options._timeout": "messages between ranks wait for half an hour at most",
+}
+"""Private attributes of objects of PyTorch, by a class or module that has them."""
+
 _HEAD = """# Private names of PyTorch
 
 `python benchmarks/contract.py` writes this file. `torchtools` is the only package that uses private names of PyTorch;
@@ -172,7 +211,7 @@ def attributes_outside() -> dict[str, set[str]]:
 
 def contract() -> str:
     """The text of contract.md."""
-    from ampcheck.torchtools.contract import OBJECTS, SINCE, WITHOUT
+    from ampcheck.torchtools.contract import WITHOUT
 
     users: dict[str, set[str]] = defaultdict(set)
     for name, files in inside().items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,12 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import checkpoint
 
 from ampcheck.torchtools import private
-from ampcheck.torchtools.contract import OBJECTS, SINCE, WITHOUT
+from ampcheck.torchtools.contract import WITHOUT
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PAGE = runpy.run_path(str(BENCHMARKS / "contract.py"))
+OBJECTS, SINCE = PAGE["OBJECTS"], PAGE["SINCE"]
 
 
 @pytest.fixture
 def contract(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("contract")
 
 
