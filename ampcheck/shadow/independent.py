@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from ampcheck.core.errors import OP_ERRORS
+from ampcheck.core.run import Where
 from ampcheck.facts.sides import Change
 from ampcheck.shadow.call import Call, leaves
 from ampcheck.shadow.follower import Follower
 from ampcheck.shadow.mode import Shadow
 from ampcheck.torchtools.modes import aside
-from ampcheck.torchtools.origin import Origin
 from ampcheck.torchtools.pytree import map_tensors
 
 
@@ -51,8 +51,8 @@ class ObservedShadow(Shadow):
                 call.out = self._decided(call)
         super()._find_results(call, storages)
 
-    def _follow(self, call: Call, origin: Origin) -> None:
-        super()._follow(call, origin)
+    def _follow(self, call: Call, where: Where) -> None:
+        super()._follow(call, where)
         if self.observer is not None:
             with aside():
                 self.observer(call)

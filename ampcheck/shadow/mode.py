@@ -40,7 +40,7 @@ from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
 from ampcheck.torchtools.modes import AUTOCAST, aside, autocast_of_caller
-from ampcheck.torchtools.origin import Origin, Origins
+from ampcheck.torchtools.origin import Origins
 from ampcheck.torchtools.patching import traces_unseen
 from ampcheck.torchtools.private import (
     TRACERS,
@@ -251,7 +251,7 @@ class Shadow(OpSubscriber):
         # What inference mode makes could not be written outside of it.
         outside = torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
         with outside, below_autograd(), excluding_keys(_ABOVE):
-            self._follow(call, self._origins.current(event.line))
+            self._follow(call, self._origins.current(call.traits.title, event.line))
             if rows is not None:
                 self.partly[op.title] += rows.write_back(out)
         return out
@@ -290,10 +290,10 @@ class Shadow(OpSubscriber):
         """Return whether an op without floating results decides upon floating values, or lets them leave the run."""
         return call.traits.leaves or (self.judge is not None and bool(call.traits.decides))
 
-    def _follow(self, call: Call, origin: Origin) -> None:
+    def _follow(self, call: Call, where: Where) -> None:
         """Bring the companions of the results of an op up to date, and judge them."""
-        call.where, call.index = origin.where(call.traits.title), self.ops
-        if origin.phase == "backward":
+        call.where, call.index = where, self.ops
+        if where.phase == "backward":
             self._steps.due = self._steps.stepping
         for companions in call.before:
             companions.consumed |= bool(call.fresh or call.written)
@@ -303,7 +303,7 @@ class Shadow(OpSubscriber):
         if call.followed and call.fresh:
             follow_accumulators(call)
         if call.before and call.traits.leaves:
-            self.escapes[f"{origin.file}:{origin.line}"] += 1
+            self.escapes[f"{where.file}:{where.line}"] += 1
         if self.judge is None:
             return
         try:
@@ -351,7 +351,7 @@ class Shadow(OpSubscriber):
                 return call.out
             self.ops += 1
             if self.judge is not None and call.written:
-                call.where, call.index = self._origins.current(event.line).where(call.traits.title), self.ops
+                call.where, call.index = self._origins.current(call.traits.title, event.line), self.ops
                 call.inherited, call.after = inherited, list(map(self.store.of, call.written))
                 self.judge.judge(call, True)
         return call.out
@@ -366,8 +366,8 @@ class Shadow(OpSubscriber):
             for values in floating_values(tensor):
                 if shared:
                     self.store.watch_memory(values, self.store.of(values))
-                origin = self._origins.current()
-                self.escapes[place := f"{origin.file}:{origin.line}"] += 1
+                where = self._origins.current()
+                self.escapes[place := f"{where.file}:{where.line}"] += 1
                 if self.judge is not None:
                     self.judge.reach_values([self.store.of(values)], LEFT.format(place), reported=True)
 
@@ -391,7 +391,7 @@ class Shadow(OpSubscriber):
             with autocast_of_caller() if event.traits.composed else _NOTHING:
                 return event.run()
         except BaseException:
-            self.failed = self._origins.current(event.line).where(event.traits.title)
+            self.failed = self._origins.current(event.traits.title, event.line)
             raise
 
 

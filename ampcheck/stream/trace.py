@@ -46,8 +46,7 @@ class Trace(OpSubscriber):
         """Record an op."""
         if event.higher:
             return event.run()
-        at = self._origins.current(event.line)
-        started = TracedOp(at.where(event.traits.title), _dtypes(event.tensors))
+        started = TracedOp(self._origins.current(event.traits.title, event.line), _dtypes(event.tensors))
         try:
             out = event.run()
         except BaseException:

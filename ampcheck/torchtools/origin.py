@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from torch.autograd.graph import _engine_run_backward
@@ -20,22 +19,7 @@ _ENGINE = _engine_run_backward.__code__
 """The function under which backward runs. Its callers only start it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where an op runs."""
-
-    phase: str
-    module: str = ""
-    file: str = ""
-    line: int | None = None
-
-    def where(self, op: str) -> Where:
-        """The location of an op, as findings name it."""
-        return _where(self.phase, self.module, op, self.file, self.line)
-
-
 _where = lru_cache(maxsize=1 << 14)(Where)
-_origin = lru_cache(maxsize=1 << 14)(Origin)
 """Loops run through the same places again and again, and remember them for every autograd node."""
 
 
@@ -48,28 +32,28 @@ class Origins:
 
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
-        self._by_node: dict[int, Origin] = {}
+        self._by_node: dict[int, Where] = {}
 
-    def current(self, line: Callable[[], Line] | None = None) -> Origin:
-        """The origin of the op that runs; line: returns the user's line that runs it, where somebody has looked."""
+    def current(self, op: str = "", line: Callable[[], Line] | None = None) -> Where:
+        """Where the op of this name runs; line: returns the user's line that runs it, where somebody has looked."""
         here = self._scopes.here
         backward = backward_task() != -1
         running = backward_node() if backward else None
         node = None if running is None else running._sequence_nr()
         if backward and not here.entered:  # else a checkpoint that recomputes its forward
-            origin = self._by_node.get(node) if node is not None else None
-            module = origin.module if origin is not None else ""
+            forward = self._by_node.get(node) if node is not None else None
+            module = forward.module if forward is not None else ""
             called = users_line(sys._getframe(), inside=_ENGINE)
             if called[0]:
-                return _origin("backward", module, *called)
-            if origin is not None:
-                return _origin("backward", module, origin.file, origin.line)
+                return _where("backward", module, op, *called)
+            if forward is not None:
+                return _where("backward", module, op, forward.file, forward.line)
             # The accumulation of a gradient belongs to no op: the line that calls backward.
         file, number = users_line(sys._getframe()) if line is None else line()
         if backward and not here.entered:
-            return _origin("backward", "", file, number)
+            return _where("backward", "", op, file, number)
         phase = "backward" if backward else "update" if here.updates else "forward"
-        origin = _origin(phase, here.entered[-1] if here.entered else "", file, number)
+        where = _where(phase, here.entered[-1] if here.entered else "", op, file, number)
         # The node of an op is made before the op is dispatched, that of an autograd.Function before its forward runs
         # (without grad). Ops without a node see the number of the one before them: the first writer is the owner.
         node = sequence_number() - 1
@@ -77,5 +61,5 @@ class Origins:
             if len(self._by_node) >= _REMEMBERED:
                 for old in list(self._by_node)[: _REMEMBERED // 2]:
                     del self._by_node[old]
-            self._by_node[node] = origin
-        return origin
+            self._by_node[node] = where
+        return where
