@@ -12,6 +12,9 @@ from ampcheck.cli.interrupts import ending_of
 from ampcheck.cli.output import EXIT_CODES, USAGE, Commands, add_output, finish, print_report
 from ampcheck.cli.profile import Profile
 from ampcheck.cli.targets import add_selection, add_targets, audits, settings_of, targets_of, with_selection
+from ampcheck.core.run import Run, merge
+from ampcheck.outcome.accept import selected_groups
+from ampcheck.report.sections import headline
 
 
 def add_command(commands: Commands) -> None:
@@ -32,10 +35,6 @@ def _audit(options: argparse.Namespace) -> int:
     if not targets:
         text = "no target is named, here or in pyproject.toml: this is the built-in demo, and none of your code"
         print(f"ampcheck: {text}", file=sys.stderr, flush=True)
-
-    from ampcheck.core.run import Run, merge
-    from ampcheck.outcome.accept import selected_groups
-    from ampcheck.report.sections import headline
 
     runs, failed, printed, stopped = list[Run](), False, 0, 0
     profile = Profile() if options.profile else None

@@ -7,10 +7,14 @@ import subprocess
 from datetime import date, timedelta
 
 from ampcheck.cli.output import Commands
+from ampcheck.cli.report import load_run
 from ampcheck.cli.targets import add_targets, audits, settings_of, targets_of
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import only_writer
+from ampcheck.core.run import merge
 from ampcheck.core.text import counted
+from ampcheck.outcome.accept import accept
+from ampcheck.outcome.baseline import Baseline
 
 _REASON = "found when the baseline was written"
 PATIENCE = 60.0
@@ -59,11 +63,6 @@ def _baseline(options: argparse.Namespace) -> int:
     if options.prune and (given := [name for name in ("reason", "author", "expires") if getattr(options, name)]):
         raise UsageError(f"--{given[0]} has no effect with --prune, which accepts nothing new: leave one of them out")
     settings = settings_of(options)
-
-    from ampcheck.cli.report import load_run
-    from ampcheck.core.run import merge
-    from ampcheck.outcome.accept import accept
-    from ampcheck.outcome.baseline import Baseline
 
     if options.runs:
         if options.targets:

@@ -13,8 +13,10 @@ from ampcheck.cli.speed import add_speed_options, speed_options
 from ampcheck.cli.targets import add_audit_options, with_options
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Verdict
 from ampcheck.core.settings import Target, load_settings
 from ampcheck.core.subject import TARGET_FORMS
+from ampcheck.report import progress_bar
 
 if TYPE_CHECKING:
     from ampcheck.tools.bisect.versions import Versions
@@ -72,8 +74,6 @@ def _bisect(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is of a measurement of speed: add --speed, or leave it out")
     speed = speed_options(options, _SPEED) if options.speed else None
 
-    from ampcheck.core.run import Verdict
-    from ampcheck.report import progress_bar
     from ampcheck.tools.bisect.history import History
     from ampcheck.tools.bisect.judge import judge_history
     from ampcheck.tools.sweep.results import Allowance, ResultFolder

@@ -6,6 +6,9 @@ import argparse
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
 from ampcheck.core.subject import TARGET_FORMS
+from ampcheck.report import print_tables, progress_bar
+from ampcheck.report.text import clean
+from ampcheck.target import load_placed
 
 
 def add_command(commands: Commands) -> None:
@@ -47,16 +50,12 @@ def add_command(commands: Commands) -> None:
 def _blame(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from ampcheck.report import print_tables, progress_bar
-    from ampcheck.report.text import clean
-
     with progress_bar() as progress:
         progress("loading torch and the subject", 0, 1)
         from ampcheck.autocast.asked import on_cpu_or_cuda
         from ampcheck.causes.blame import blame
         from ampcheck.causes.tables import is_code
         from ampcheck.compiled.options import BlameOptions
-        from ampcheck.target import load_placed
 
         run = on_cpu_or_cuda(
             lambda device: blame(

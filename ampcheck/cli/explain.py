@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import TYPE_CHECKING
 
+from ampcheck.checks import REGISTRY, VERDICTS, registered
 from ampcheck.cli.output import Commands, Stdout
+from ampcheck.core.check import Check
 from ampcheck.core.errors import UsageError
+from ampcheck.core.extensions import broken
 from ampcheck.core.formats import table as table_of_formats
 from ampcheck.core.text import did_you_mean
-
-if TYPE_CHECKING:
-    from ampcheck.core.check import Check
 
 
 def add_command(commands: Commands) -> None:
@@ -25,8 +24,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from ampcheck.checks import VERDICTS, registered
-    from ampcheck.core.extensions import broken
     from ampcheck.lint import rules
 
     if options.slug is None:
@@ -52,7 +49,6 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _named(text: str) -> str:
     """The check, the rule or the verdict that a text names, in whatever letters. Raises `UsageError` for none."""
-    from ampcheck.checks import REGISTRY, VERDICTS
     from ampcheck.lint import rules
 
     names = {name.lower(): name for name in (*REGISTRY, *rules(), *VERDICTS)}
@@ -64,7 +60,6 @@ def _named(text: str) -> str:
 
 def page_of(slug: str) -> Check | None:
     """The page of a check or of a rule of lint."""
-    from ampcheck.checks import REGISTRY
     from ampcheck.lint import rules
 
     return rules()[slug].check if slug in rules() else REGISTRY.get(slug)

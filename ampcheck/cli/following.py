@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING
 
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.causes import with_causes
+from ampcheck.cli.profile import Profile
 from ampcheck.cli.stage_times import StageTimes, about
+from ampcheck.core.environment import environment
 from ampcheck.core.progress import Listener
+from ampcheck.core.run import Run, merge
 from ampcheck.core.text import counted
-
-if TYPE_CHECKING:
-    from ampcheck.cli.profile import Profile
-    from ampcheck.core.run import Run
-    from ampcheck.report.progress import ProgressBar
+from ampcheck.report.progress import ProgressBar
+from ampcheck.report.sections import arrange
+from ampcheck.report.terminal import problem_lines
 
 _LOADING = "loading torch and the subject"
 _LONG = 10.0
@@ -76,10 +78,6 @@ class Following:
         if self._stage == _LOADING:
             return None
         from ampcheck.autocast.device import place
-        from ampcheck.checks.always.coverage import CHECK as COVERAGE
-        from ampcheck.checks.causes import with_causes
-        from ampcheck.core.environment import environment
-        from ampcheck.core.run import merge
 
         run = merge(self._runs)
         text = f"interrupted during the stage {self._stage}; {self._done} of {self._total} stages were judged"
@@ -123,9 +121,6 @@ class Following:
     def _compiling(self) -> None:
         if not self._early or not self._runs:
             return
-        from ampcheck.core.run import merge
-        from ampcheck.report.sections import arrange
-        from ampcheck.report.terminal import problem_lines
 
         begun = (*self._seconds, self._stage)
         left = self._expected(stage for stage in self._times.seconds if stage not in begun)

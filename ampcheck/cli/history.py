@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from importlib.metadata import version
 
 from ampcheck.cli.output import Commands, Stdout, add_output, finish, print_report
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Verdict
+from ampcheck.report.text import clean
 
 
 def add_command(commands: Commands) -> None:
@@ -39,10 +42,6 @@ def _history(options: argparse.Namespace) -> int:
     if not 0 <= options.effect < 100:
         raise UsageError(f"--effect is per cent, at least 0 and below 100; found {options.effect:g}")
 
-    from importlib.metadata import version
-
-    from ampcheck.core.run import Verdict
-    from ampcheck.report.text import clean
     from ampcheck.speed.history.storage import import_benchmarks, load
     from ampcheck.speed.trend.judge import trend_run
 

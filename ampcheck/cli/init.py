@@ -12,6 +12,7 @@ from ampcheck.cli.output import Commands, Stdout
 from ampcheck.core.errors import UsageError
 from ampcheck.core.heartbeat import Heartbeat
 from ampcheck.core.text import clean
+from ampcheck.report.progress import say
 
 if TYPE_CHECKING:
     from ampcheck.tools.init.plan import Draft
@@ -32,7 +33,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _init(options: argparse.Namespace) -> int:
-    from ampcheck.report.progress import say
     from ampcheck.tools.init.files import write
     from ampcheck.tools.init.plan import make_draft
 

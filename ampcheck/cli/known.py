@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.cli.output import Commands, Stdout
+from ampcheck.core import run as records
 from ampcheck.core.errors import UsageError
+from ampcheck.core.json_files import to_plain
+from ampcheck.core.run import PROBLEMS, Run
 from ampcheck.core.text import clean, counted, did_you_mean, listed
+from ampcheck.report.github import annotations_in_job
 
 if TYPE_CHECKING:
-    from ampcheck.core.run import Run
     from ampcheck.tools.known import Defect, Known
 
 
@@ -45,7 +48,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _known(options: argparse.Namespace) -> int:
-    from ampcheck.core import run as records
     from ampcheck.tools.known import DATA, known, used
 
     matter = {name: getattr(options, name) or () for name in ("ways", "dtypes", "devices")}
@@ -82,9 +84,6 @@ def _repro(name: str, data: str) -> str:
 
 def _uses(run: Run) -> str:
     """The findings of a run, a line each, and what was looked at. In a job of GitHub Actions annotations follow."""
-    from ampcheck.core.run import PROBLEMS
-    from ampcheck.report.github import annotations_in_job
-
     problems = [finding for finding in run.findings if finding.verdict in PROBLEMS]
     lines = [clean(f"{one.where.place}: {one.verdict.value} {one.check} {one.message}") for one in problems]
     others = {"accepted": len(run.findings) - len(problems), **run.coverage.unseen}
@@ -95,8 +94,6 @@ def _uses(run: Run) -> str:
 
 def _plain(one: Known) -> dict[str, Any]:
     """A known defect as data: that of the file, the release that is installed, and what follows."""
-    from ampcheck.core.json_files import to_plain
-
     defect, command = one.defect, _command(one.defect)
     follows = {"state": one.state, "since": defect.since, "mended": defect.mended, "command": command}
     return {"release": one.release, **follows, **to_plain(defect)}

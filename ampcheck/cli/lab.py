@@ -9,14 +9,14 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, Stdout, add_output, finish, outputs_of
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
+from ampcheck.report import print_tables, progress_bar
+from ampcheck.report.sections import headline
+from ampcheck.report.text import wrap
 from ampcheck.tools.lab.registry import EXPERIMENTS, Experiment, experiments_of, quiet
-
-if TYPE_CHECKING:
-    from ampcheck.core.run import Run
 
 _BEFORE_TORCH = {
     "HF_HUB_OFFLINE": "1",  # pretrained models are read from the cache, never downloaded
@@ -70,8 +70,6 @@ def _lab(options: argparse.Namespace) -> int:
     for name, value in _BEFORE_TORCH.items():
         os.environ.setdefault(name, value)
 
-    from ampcheck.report import print_tables, progress_bar
-
     out = Stdout()
     with progress_bar() as progress, quiet():
         progress("loading torch", 0, 1)
@@ -89,7 +87,6 @@ def _lab(options: argparse.Namespace) -> int:
         run = run_lab(
             options.names, device=options.device, full=options.full, progress=progress, ended=print_experiment
         )
-    from ampcheck.report.sections import headline
 
     lines = ["", f"{run.title}: {headline(run)}", f"looked at {run.coverage}"]
     if not judged(run):
@@ -126,7 +123,6 @@ def _dissect(values: dict[str, float], options: argparse.Namespace) -> int:
         raise UsageError("--value dissects a number: write ampcheck lab anatomy --value X")
     if options.full:
         raise UsageError("--full makes experiments longer, and --value runs none: leave one of them out")
-    from ampcheck.report import print_tables
     from ampcheck.tools.lab.anatomy import dissect
 
     run = dissect(values, device=options.device)
@@ -148,8 +144,6 @@ def _summary(experiment: Experiment, run: Run) -> Iterator[str]:
 
 def _print(lines: Iterable[str]) -> None:
     from rich.console import Console
-
-    from ampcheck.report.text import wrap
 
     width = max(Console().width, 40)
     for line in lines:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
+from ampcheck.core.run import PROBLEMS
 from ampcheck.core.text import clean, counted
 
 
@@ -27,7 +28,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from ampcheck.core.run import PROBLEMS
     from ampcheck.lint import fix, lint, rules
 
     select = split_names(options.select)

@@ -12,11 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ampcheck.checks import REGISTRY
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Table
+from ampcheck.report import print_run, print_tables
+from ampcheck.report.fitting import LIMIT
 from ampcheck.report.github import annotations_in_job
+from ampcheck.report.outputs import write_outputs
 
 if TYPE_CHECKING:
-    from ampcheck.core.run import Run, Table
     from ampcheck.report.sarif import Rule
 
 USAGE = 2
@@ -152,9 +156,6 @@ def print_report(
     printed: lines of the report that were printed before. json: the file that the run was written to."""
     from rich.console import Console
 
-    from ampcheck.report import print_run, print_tables
-    from ampcheck.report.fitting import LIMIT
-
     if tables and tables_first:
         print_tables(tables)
         print(flush=True)
@@ -182,11 +183,7 @@ def finish(
     failed: whether the exit code is 1; by default `run.failed`. rules: pages of checks, by default of all.
     Raises `UsageError`, after the report, if a file cannot be written.
     """
-    from ampcheck.report.outputs import write_outputs
-
     if rules is None:
-        from ampcheck.checks import REGISTRY
-
         rules = REGISTRY
     folder, paths, out = Path.cwd(), outputs_of(options), out or Stdout()
     files = {name: Path(path) for name, path in paths.items()}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report, require_writable
 from ampcheck.core.arguments import parse_number
 from ampcheck.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from ampcheck.core.run import Run
+from ampcheck.core.run import Run
+from ampcheck.core.settings import load_settings
+from ampcheck.outcome.accept import accept
 
 _TARGET = (
     "package.module:function or path/to/file.py:function, which returns (module, args) and is called inside the "
@@ -88,8 +87,6 @@ def _parity(options: argparse.Namespace) -> int:
         raise UsageError("--clip is about the ratios of --tokens: add it, or leave --clip out")
     if options.a.endswith(".npz") and options.b.endswith(".npz") and (pairs or options.dtype or not options.backward):
         raise UsageError("--module, --dtype and --no-backward are of what runs; A and B are recorded: leave them out")
-    from ampcheck.core.settings import load_settings
-    from ampcheck.outcome.accept import accept
     from ampcheck.parity.assert_parity import judge_parity, sides_of
     from ampcheck.parity.tokens import Tokens
 

@@ -6,15 +6,16 @@ import argparse
 import shlex
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import EXIT_CODES, USAGE, Commands, add_output, finish, print_report, split_names
 from ampcheck.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from ampcheck.core.progress import Progress
-    from ampcheck.core.run import Finding, Run
-    from ampcheck.core.settings import Settings
+from ampcheck.core.progress import Progress
+from ampcheck.core.run import FAIL_ON, Finding, Run, merge
+from ampcheck.core.settings import Settings, load_settings, resolve_limits
+from ampcheck.outcome.accept import accept
+from ampcheck.outcome.raising import with_commands
+from ampcheck.report import progress_bar
+from ampcheck.target import load_placed
 
 
 def add_command(commands: Commands) -> None:
@@ -60,10 +61,6 @@ def add_command(commands: Commands) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    from ampcheck.core.run import FAIL_ON, merge
-    from ampcheck.core.settings import load_settings
-    from ampcheck.report import progress_bar
-
     settings = load_settings()
     domain = _domain(arguments.domain)
     with progress_bar() as progress:
@@ -83,13 +80,9 @@ def _run(
     progress: Progress,
 ) -> Run:
     from ampcheck.autocast.asked import on_cpu_or_cuda
-    from ampcheck.core.settings import resolve_limits
-    from ampcheck.outcome.accept import accept
-    from ampcheck.outcome.raising import with_commands
     from ampcheck.search.inputs import inputs_of
     from ampcheck.search.judge import judge_property
     from ampcheck.search.loop import SearchOptions
-    from ampcheck.target import load_placed
 
     given = {name: value for name in _BUDGET if (value := getattr(arguments, name)) is not None}
     options = SearchOptions(domain=domain, **given)  # raises for a value out of range, before anything runs

@@ -18,6 +18,7 @@ from ampcheck.core.errors import UsageError
 from ampcheck.core.finding import SEVERITY, Finding, Scalar, Verdict, nearest_first
 from ampcheck.core.json_files import tag_nonfinite, to_plain
 from ampcheck.core.run import Cause, ModelMap, Run, Site, Table, causes
+from ampcheck.core.settings import load_settings
 from ampcheck.core.text import did_you_mean, listed
 from ampcheck.report.fitting import plain
 from ampcheck.report.sections import Sections, arrange
@@ -64,8 +65,6 @@ def _guide(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from ampcheck.core.settings import load_settings
-
     run, _ = load_run(options.run, load_settings(), options)
     question = Question(options.run, run, _asked(options.words, Question(options.run, run).names()))
     question.require_answer()

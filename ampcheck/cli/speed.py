@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from ampcheck.cli.output import Commands, add_output, finish, print_report, split_names
 from ampcheck.core.errors import UsageError
-from ampcheck.core.subject import TARGET_FORMS
+from ampcheck.core.progress import Progress
+from ampcheck.core.run import Run
+from ampcheck.core.subject import TARGET_FORMS, load_subject
+from ampcheck.report import progress_bar
 
 if TYPE_CHECKING:
-    from ampcheck.core.progress import Progress
-    from ampcheck.core.run import Run
     from ampcheck.speed.options import SpeedOptions
 
 
@@ -85,8 +86,6 @@ def speed_options(arguments: argparse.Namespace, names: Iterable[str]) -> SpeedO
 def _speed(arguments: argparse.Namespace) -> int:
     options = _options(arguments)
 
-    from ampcheck.report import progress_bar
-
     with progress_bar() as progress:
         progress("loading torch and the target", 0, 1)
         run = _run(arguments, options, progress)
@@ -127,7 +126,6 @@ def _run(arguments: argparse.Namespace, options: SpeedOptions, progress: Progres
         from ampcheck.speed.startup.judge import judge_startup
 
         return judge_startup(target, options, device=device, progress=progress)
-    from ampcheck.core.subject import load_subject
     from ampcheck.speed.steps import EAGER, PRECISIONS, StepConfig
 
     modes, precisions = split_names(arguments.mode), split_names(arguments.precision)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.selection import unjudged
 from ampcheck.cli.following import second_interrupt_ends
 from ampcheck.cli.interrupts import ending_of
 from ampcheck.cli.output import EXIT_CODES, UNABLE, USAGE, Commands, Stdout, add_output, finish
@@ -22,14 +25,17 @@ from ampcheck.cli.targets import (
 )
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.errors import UsageError
+from ampcheck.core.process_memory import total_memory
+from ampcheck.core.run import FAIL_ON, Run, renamed
+from ampcheck.core.settings import Settings, Target
 from ampcheck.core.subject import name_of_target, names_of_targets
 from ampcheck.core.text import counted, listed
+from ampcheck.outcome.accept import accept, selected_groups
+from ampcheck.outcome.raising import with_commands
+from ampcheck.report import print_tables, progress_bar
+from ampcheck.report.markdown import tables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-    from ampcheck.core.run import Run
-    from ampcheck.core.settings import Settings, Target
     from ampcheck.tools.sweep.listing import Entry
     from ampcheck.tools.sweep.results import Result, ResultFolder, Task
     from ampcheck.tools.sweep.summary import Swept
@@ -137,7 +143,6 @@ def _add_machines(sweep: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     _require_valid(options)
 
-    from ampcheck.report.markdown import tables_of
     from ampcheck.tools.sweep.executors import opening
     from ampcheck.tools.sweep.listing import read_list
     from ampcheck.tools.sweep.results import AUDIT, COMPILATION, Allowance, ResultFolder, Task
@@ -229,8 +234,6 @@ def _judged(
     options: argparse.Namespace,
 ) -> Iterator[_Judged]:
     """The results as they come, with the progress of the sweep. names: of targets, in reports."""
-    from ampcheck.report import progress_bar
-
     with progress_bar() as progress, closing(results):
         progress("starting", 0, total)
         for number, result in enumerate(results, 1):
@@ -241,9 +244,6 @@ def _judged(
 
 
 def _judge(result: Result, target: Target, name: str, settings: Settings, options: argparse.Namespace) -> _Judged:
-    from ampcheck.core.run import FAIL_ON, renamed
-    from ampcheck.outcome.accept import accept
-    from ampcheck.outcome.raising import with_commands
     from ampcheck.tools.sweep.results import AUDIT
 
     own = for_target(settings, target, options)
@@ -265,8 +265,6 @@ def _require_valid(options: argparse.Namespace) -> None:
 
 
 def _memory(options: argparse.Namespace) -> int | None:
-    from ampcheck.core.process_memory import total_memory
-
     if options.memory is not None:
         return int(options.memory * 2**30)
     total = total_memory() if options.executor == "local" else None
@@ -291,8 +289,6 @@ def _swept(entries: Mapping[str, Entry], names: Mapping[str, str], found: Sequen
 def _unjudged(found: Sequence[_Judged], settings: Settings, *, each: bool) -> int:
     """The exit code of a sweep in which nothing failed: another than 0 where not all was judged. each: see
     `selected_groups`."""
-    from ampcheck.checks.selection import unjudged
-    from ampcheck.outcome.accept import selected_groups
     from ampcheck.tools.sweep.results import CRASHED, JUDGED
 
     endings = {judged.result.ended for judged in found}
@@ -308,7 +304,6 @@ def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> t
 
     options: of `ampcheck report`. Raises `UsageError` for a place without a sweep.
     """
-    from ampcheck.checks.always.coverage import CHECK as COVERAGE
     from ampcheck.tools.sweep.listing import Entry
     from ampcheck.tools.sweep.results import ResultFolder
     from ampcheck.tools.sweep.summary import sweep_run
@@ -337,7 +332,6 @@ def load_sweep(place: str, settings: Settings, options: argparse.Namespace) -> t
 
 
 def _show(run: Run, swept: Sequence[Swept], options: argparse.Namespace, tables_file: str) -> None:
-    from ampcheck.report import print_tables
     from ampcheck.tools.sweep.summary import brief_table
 
     shown = [target for target in swept if options.verbose or len(swept) <= _ROWS or not target.clean]

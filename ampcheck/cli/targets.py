@@ -8,20 +8,24 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ampcheck.checks import REGISTRY
+from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.checks.selection import unjudged, with_unjudged
 from ampcheck.cli.following import Following, Interrupted
 from ampcheck.cli.output import split_names
+from ampcheck.cli.profile import Profile
 from ampcheck.cli.stage_times import StageTimes
 from ampcheck.core.arm import POLICY
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import listening
+from ampcheck.core.run import FAIL_ON, Finding, Run, renamed
 from ampcheck.core.settings import LEVELS, Settings, Target, load_settings
+from ampcheck.core.subject import name_of_target, names_of_targets
+from ampcheck.outcome.accept import accept, levels_and_selection
+from ampcheck.outcome.raising import with_commands
+from ampcheck.report import progress_bar
 from ampcheck.target import audit_target
-
-if TYPE_CHECKING:
-    from ampcheck.cli.profile import Profile
-    from ampcheck.core.run import Finding, Run
 
 
 def add_targets(command: argparse.ArgumentParser) -> None:
@@ -157,15 +161,10 @@ def audits(
     Of several targets that cannot be judged, each is a run with the reason; of one, the `UsageError` is raised. Raises
     `Interrupted`, with what was judged, at Ctrl-C after the first stage of a target has begun.
     """
-    from ampcheck.checks.always.coverage import CHECK as COVERAGE
     from ampcheck.checks.compile.cudagraph import CHECK as CUDAGRAPH
     from ampcheck.checks.compile.eager_fallback import CHECK as EAGER_FALLBACK
     from ampcheck.checks.compile.graph_break import CHECK as GRAPH_BREAK
     from ampcheck.checks.compile.recompile import CHECK as RECOMPILE
-    from ampcheck.core.run import FAIL_ON, Run
-    from ampcheck.core.subject import names_of_targets
-    from ampcheck.outcome.accept import levels_and_selection
-    from ampcheck.report import progress_bar
 
     settings_by_target = [
         (target, for_target(settings, target, options)) for target in targets or [with_options(Target(""), options)]
@@ -203,11 +202,6 @@ def audits(
 
 def _as_judged(run: Run, target: Target, name: str, settings: Settings, *, gone: bool = False) -> Run:
     """The run as the repository judges it, under the name of its target, with commands. gone: see `accept`."""
-    from ampcheck.core.run import renamed
-    from ampcheck.core.subject import name_of_target
-    from ampcheck.outcome.accept import accept
-    from ampcheck.outcome.raising import with_commands
-
     run = accept(renamed(run, name_of_target(target.target), name), settings, gone=gone)
     return with_commands(run, partial(command_of, target))
 
@@ -217,8 +211,6 @@ def with_selection(
 ) -> tuple[Run, bool]:
     """The last of several runs, in which what was selected and judged in none of them is incomplete, and whether there
     is any."""
-    from ampcheck.checks import REGISTRY
-    from ampcheck.checks.selection import unjudged, with_unjudged
 
     def reason(slug: str) -> str:
         check = REGISTRY[slug]

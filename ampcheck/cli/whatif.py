@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 
 from ampcheck.cli.output import EXIT_CODES, Commands, add_output, finish, print_report, split_names
+from ampcheck.core.arguments import parse_integer
+from ampcheck.core.settings import load_settings
+from ampcheck.outcome.accept import accept
+from ampcheck.report import progress_bar
+from ampcheck.target import load_placed
 
 
 def add_command(commands: Commands) -> None:
@@ -51,12 +56,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _whatif(options: argparse.Namespace) -> int:
-    from ampcheck.core.arguments import parse_integer
-    from ampcheck.core.settings import load_settings
-    from ampcheck.outcome.accept import accept
     from ampcheck.records.whatif import WhatIf
-    from ampcheck.report import progress_bar
-    from ampcheck.target import load_placed
     from ampcheck.whatif.report import filter_text, run_of
     from ampcheck.whatif.run import measure_either
 
