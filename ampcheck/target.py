@@ -10,15 +10,12 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
 from traceback import walk_tb
-from typing import TYPE_CHECKING
 
+from ampcheck.core.arguments import parse_dtypes
 from ampcheck.core.errors import UsageError
-from ampcheck.core.run import Run
+from ampcheck.core.run import Finding, Run
 from ampcheck.core.settings import Target
-
-if TYPE_CHECKING:
-    from ampcheck.core.run import Finding
-    from ampcheck.core.subject import Subject
+from ampcheck.core.subject import Kind, Subject, load_subject
 
 _PARSERS_ERROR = ArgumentParser.error.__code__
 
@@ -30,7 +27,6 @@ def load_placed(target: str, device: str, *, trains: bool = False, arguments: Se
     it is loaded, standard error says early that its training is not judged. arguments: of its command line.
     """
     from ampcheck.autocast.device import place
-    from ampcheck.core.subject import load_subject
     from ampcheck.torchtools.seeds import seeded
 
     placement = place(device)
@@ -106,8 +102,6 @@ def _audited(target: Target, device: str) -> Run:
     from ampcheck import demo
     from ampcheck.audit import judge_subject
     from ampcheck.autocast.device import place
-    from ampcheck.core.arguments import parse_dtypes
-    from ampcheck.core.subject import Kind
     from ampcheck.torchtools.seeds import seeded
 
     try:

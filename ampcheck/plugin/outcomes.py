@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
+from ampcheck.core.errors import brief
 from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.text import counted
 from ampcheck.plugin.comparisons import is_compared
@@ -22,21 +23,6 @@ _OF_DTYPES, _OF_COMPARISONS = "policy-unregistered", ("precision-loss", "policy-
 
 _NAMED = 10
 """So many tests of a kind are named below the summary; `-vv` names all."""
-
-
-@dataclass
-class Account:
-    """The seconds that watches may take: `factor` times those that the tests took themselves, and a credit."""
-
-    factor: float
-    tests: float = 0.0
-    watches: float = 0.0
-
-    def limit(self, seconds: float) -> float:
-        """Enter the time of a test. The seconds that its watch may take: its own share, and half of the rest."""
-        self.tests += seconds
-        share, left = self.factor * seconds, self.factor * self.tests + _CREDIT - self.watches
-        return left if left < share else share + (left - share) / 2
 
 
 @dataclass
@@ -59,6 +45,15 @@ class Outcomes:
     unlike: dict[str, str] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
 
+    def limit(self, seconds: float, factor: float) -> float:
+        """Enter the time of a test. The seconds that its watch may take: its own share, and half of the rest.
+
+        factor: how many times as long as the tests all watches together may take, beyond a credit.
+        """
+        self.tests += seconds
+        share, left = factor * seconds, factor * self.tests + _CREDIT - self.watches
+        return left if left < share else share + (left - share) / 2
+
     def add(self, other: Outcomes) -> None:
         """Add those of another process."""
         for name, value in vars(other).items():
@@ -68,8 +63,6 @@ class Outcomes:
 
 def shortened(error: BaseException | None) -> str:
     """An error in a line."""
-    from ampcheck.core.errors import brief
-
     return "an error" if error is None else brief(error).splitlines()[0]
 
 

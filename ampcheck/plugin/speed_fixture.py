@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
@@ -56,8 +57,6 @@ class RecordedTimer:
 
 
 def _incompatible(reason: str) -> NoReturn:
-    from importlib.metadata import version
-
     raise UsageError(f"pytest-benchmark {version('pytest-benchmark')} {reason}: use a version that ampcheck supports")
 
 

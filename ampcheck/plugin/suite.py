@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ampcheck.checks import REGISTRY
+from ampcheck.core.current_test import pytest_command
+from ampcheck.core.errors import EnoughSteps, UsageError
 from ampcheck.core.run import FAIL_ON, Finding, Run, Verdict, merge
+from ampcheck.core.settings import load_settings
 from ampcheck.core.text import counted
+from ampcheck.outcome.accept import accept
+from ampcheck.outcome.raising import with_commands
 from ampcheck.plugin.attempts import tear_down, unreported
 from ampcheck.plugin.outcomes import (
-    Account,
     Outcomes,
     lacks_evidence,
     notes,
@@ -77,7 +82,6 @@ class Suite:
         self._drawn: object = None
         self._state: Any = None
         self._random: Any = None
-        self._account = Account(watch.budget)
         self._outcomes = Outcomes()
         self._inside = False
         self._plain: dict[str, str] = {}
@@ -186,12 +190,10 @@ class Suite:
         outcomes = self._outcomes
         if not outcomes.start:
             outcomes.start = self._begin()
-        limit = self._account.limit(seconds)
-        outcomes.tests = self._account.tests
+        limit = outcomes.limit(seconds, self._watch.budget)
         if limit < _LEAST:
             outcomes.left_out[item.nodeid] = seconds
             return
-        from ampcheck.checks import REGISTRY
         from ampcheck.torchtools.restore import save_random_state
 
         after, began = save_random_state(), perf_counter()
@@ -203,16 +205,12 @@ class Suite:
             outcomes.runs[item.nodeid] = Run(findings=(finding,)).to_json()
         finally:
             after()
-            self._account.watches += perf_counter() - began
-            outcomes.watches = self._account.watches
+            outcomes.watches += perf_counter() - began
 
     def _begin(self) -> float:
         """Watch one op, so that the first test does not pay for what is done once; the seconds that it took."""
         import torch
 
-        from ampcheck.core.errors import UsageError
-        from ampcheck.core.settings import load_settings
-        from ampcheck.outcome.accept import accept
         from ampcheck.torchtools.restore import save_random_state
 
         began, restore = perf_counter(), save_random_state()
@@ -243,11 +241,6 @@ class Suite:
 
     def _judged(self, item: pytest.Item, limit: float, random: Any, seconds: float) -> Run:
         """Return what the watch of a test finds, as the repository judges it."""
-        from ampcheck.core.current_test import pytest_command
-        from ampcheck.core.settings import load_settings
-        from ampcheck.outcome.accept import accept
-        from ampcheck.outcome.raising import with_commands
-
         outcome, run, compiled = self._run(item, random, limit=limit)
         runs = [run]
         if outcome == ENDED:
@@ -276,8 +269,6 @@ class Suite:
 
         compiled: let them run compiled, and judge the values inside.
         """
-        from ampcheck.core.errors import EnoughSteps
-
         began = perf_counter()
         with self._under_amp(random) as circumstances:
             watch = self._watch_of(f"{item.nodeid} {self._watch.label}", compiled=compiled)
@@ -329,8 +320,6 @@ class Suite:
 
     def _compared(self, item: pytest.Item, random: Any) -> Iterator[Finding]:
         """Run the test twice more with fixtures of its own, under AMP and then without, and yield what that shows."""
-        from ampcheck.checks import REGISTRY
-
         error, name = self._error, item.nodeid
         tear_down(item.session, None)
         with self._under_amp(random) as circumstances, circumstances.within():
@@ -373,7 +362,6 @@ class Suite:
         if self._report is None:
             self._config.workeroutput["ampcheck_suite"] = json.dumps(asdict(self._outcomes))  # type: ignore[attr-defined]
             return
-        from ampcheck.core.settings import load_settings
 
         runs = {name: Run.from_json(data) for name, data in self._outcomes.runs.items()}
         label = self._watch.label

@@ -7,23 +7,24 @@ scope runs once in each worker of xdist, and its runs count as often.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ampcheck.core.environment import installed
 from ampcheck.core.errors import SHOWS, UsageError
+from ampcheck.core.run import SEVERITY, Run, Table, Verdict, collect, merge
+from ampcheck.core.source import fingerprint_of, repository_of
 from ampcheck.core.text import clean, counted
+from ampcheck.core.updating import updating
 from ampcheck.plugin.by_cause import by_cause
 from ampcheck.plugin.settings import Options
-
-if TYPE_CHECKING:
-    from ampcheck.core.run import Run, Table
 
 # Collecting: where tests run -----------------------------------------------------------------------------------------
 
@@ -90,13 +91,10 @@ class Collector:
 @contextmanager
 def _collect_from(item: pytest.Item, update: bool) -> Iterator[None]:
     __tracebackhide__ = True
-    from ampcheck.core.run import collect
 
     written: list[tuple[str, str]] = []
     with ExitStack() as stack, collect() as runs:
         if update:
-            from ampcheck.core.updating import updating
-
             written = stack.enter_context(updating())
         try:
             yield
@@ -116,8 +114,6 @@ def _reported(item: pytest.Item, runs: list[Run]) -> list[Run]:
 
 def _to_text(run: Run) -> str:
     """The run as ASCII. Raises `UsageError`, in the test that emits it, for a run that cannot be read back or drawn."""
-    import json
-
     try:
         data = run.to_json()
         text = json.dumps(data, allow_nan=False)
@@ -132,9 +128,6 @@ def _to_text(run: Run) -> str:
 def _properties(collected: _Collected, root: Path) -> Iterator[tuple[str, object]]:
     """The findings of a test as properties, which JUnit XML shows: `ampcheck.fail` and the other verdicts with their
     counts; check, place and fingerprint of the first failure."""
-    from ampcheck.core.run import Verdict
-    from ampcheck.core.source import fingerprint_of, repository_of
-
     run = _merged(collected.runs)
     yield from ((f"ampcheck.{verdict}", count) for verdict, count in run.counts().items())
     failures = sorted(run.of(Verdict.FAIL), key=lambda finding: bool(finding.cause))  # causes first
@@ -146,10 +139,6 @@ def _properties(collected: _Collected, root: Path) -> Iterator[tuple[str, object
 
 def _merged(texts: Iterable[str]) -> Run:
     """Runs that travelled as JSON, as one."""
-    import json
-
-    from ampcheck.core.run import Run, merge
-
     return merge(Run.from_json(json.loads(text)) for text in texts)
 
 
@@ -258,8 +247,6 @@ class Report:
 
     def _run(self) -> Run:
         """The runs of all tests as one, with a table of the tests."""
-        from ampcheck.core.run import Run, merge
-
         title, entries = f"pytest of {self.session.config.rootpath.name}", sorted(self.entries)
         if self.session.exitstatus == pytest.ExitCode.INTERRUPTED:
             title += ", interrupted"
@@ -328,8 +315,6 @@ def _with_test_name(entry: _Entry) -> Run:
 
 
 def _table_of_tests(entries: list[_Entry]) -> Table:
-    from ampcheck.core.run import SEVERITY, Table
-
     rows: list[list[str | int]] = []
     for entry in entries:
         counts = entry.run.counts()
