@@ -28,12 +28,11 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in .*\n?\s*(.*)')
 class BisectBackend:
     """A backend of `torch.compile` that compiles the first `limit` nodes with `lower` and runs the others eagerly.
 
-    names: paths of the modules by `id`. whole: how many graphs could not be cut.
+    names: paths of the modules by `id`.
     """
 
     def __init__(self, lower: Backend, limit: float, names: dict[int, str] | None = None) -> None:
         self.nodes: list[Node] = []
-        self.whole = 0
         self._lower = lower
         self._limit = limit
         self._names = names or {}
@@ -51,7 +50,6 @@ class BisectBackend:
         try:
             return self._split(graph, set(calls[: int(inside)]))
         except Exception:  # noqa: BLE001  # a part that cannot be compiled by itself: the graph stays whole
-            self.whole += 1
             return graph.forward
 
     def _split(self, graph: fx.GraphModule, first: set[fx.Node]) -> Callable[..., Any]:
@@ -113,13 +111,11 @@ def _users_frame(trace: str) -> tuple[str, int | None, str]:
     return short_path(path), line, code
 
 
-def first_failing_node(
-    fails: Callable[[Backend], bool], lower: Backend, names: dict[int, str], *, budget: int = 24
-) -> Bisected:
+def first_failing_node(fails: Callable[[Backend], bool], lower: Backend, names: dict[int, str]) -> Bisected:
     """Bisect the nodes of a subject that fails when it is compiled by `lower`.
 
     fails: run the subject compiled with a backend, and tell whether it fails. names: paths of its modules by `id`; they
-    must be those of the modules that run. budget: of runs; with fewer than it takes, the nearest node so far is given.
+    must be those of the modules that run.
     """
     everything = BisectBackend(lower, float("inf"), names)
     if not fails(everything):
@@ -128,7 +124,7 @@ def first_failing_node(
     if fails(BisectBackend(lower, 0, names)):
         return Bisected(None, total, runs)
     good, bad, found = 0, total, everything.nodes
-    while bad - good > 1 and runs < budget:
+    while bad - good > 1:
         middle = (good + bad) // 2
         backend = BisectBackend(lower, middle, names)
         runs += 1

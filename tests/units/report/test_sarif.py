@@ -23,7 +23,7 @@ from ampcheck.core.run import Finding, Run, Verdict, Where
 from ampcheck.core.settings import Settings
 from ampcheck.core.source import with_excerpts
 from ampcheck.outcome.accept import accept
-from ampcheck.report.outputs import write_output
+from ampcheck.report.outputs import write_outputs
 from ampcheck.report.sarif import sarif_of
 
 HERE = Path(__file__).parent
@@ -223,7 +223,7 @@ def test_places_subjects_and_second_findings_have_fingerprints_of_their_own(fold
 
 
 def test_the_file_is_what_was_rendered(folder):
-    write_output(sample_run(), "sarif", folder / "run.sarif", kind="audit", rules=REGISTRY, folder=folder)
+    write_outputs(sample_run(), {"sarif": folder / "run.sarif"}, kind="audit", rules=REGISTRY, folder=folder)
     assert json.loads((folder / "run.sarif").read_text(encoding="utf-8")) == sarif_of(sample_run(), REGISTRY, folder)
 
 
