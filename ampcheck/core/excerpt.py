@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from warnings import catch_warnings, simplefilter
 
+from ampcheck.core.syntax import parse_python
 from ampcheck.core.text import cells, clean, fitting
 
 BEFORE, AFTER = 2, 1
@@ -190,13 +190,8 @@ def _start(node: ast.expr | ast.AugAssign) -> tuple[int, int]:
 @lru_cache(maxsize=32)
 def _nodes(source: str) -> tuple[ast.expr | ast.AugAssign, ...]:
     """The expressions and augmented assignments of a file; none where it cannot be parsed."""
-    try:
-        with catch_warnings():
-            simplefilter("ignore")  # the compiler has shown them
-            tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, (ast.expr, ast.AugAssign)))
+    tree = parse_python(source)
+    return tuple(node for node in ast.walk(tree) if isinstance(node, (ast.expr, ast.AugAssign))) if tree else ()
 
 
 def _computes(node: ast.expr | ast.AugAssign, name: str) -> bool:

@@ -7,7 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from ampcheck.lint.source import HALF, Call, Region, Scope, Source, dotted, own_nodes
+from ampcheck.core.syntax import dotted
+from ampcheck.lint.source import HALF, Call, Region, Scope, Source, own_nodes
 
 _OTHER = "other"
 """Any dtype but float16, in place of its name."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from ampcheck.core.syntax import dotted, imported_names
+
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _AUTOCAST = frozenset(
@@ -97,7 +99,7 @@ class Source:
     def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
         self.tree = ast.parse(text)
-        self.imports = dict(_imports(self.tree))
+        self.imports = dict(imported_names(self.tree, lambda relative: "<relative>"))  # no name of another package
 
     @cached_property
     def scopes(self) -> list[Scope]:
@@ -176,15 +178,6 @@ def split_lines(text: str) -> list[str]:
     return list(io.StringIO(text, newline=""))
 
 
-def dotted(node: ast.AST | None) -> str:
-    """`self.scaler.step` of the expression that is written so; empty for any other expression."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
-
-
 def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and those in it, but for the functions that it contains."""
     nodes = [node]
@@ -208,22 +201,6 @@ def number_of(node: ast.AST | None) -> float | None:
 
 def _text(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-_RELATIVE = "<relative>"
-"""The package of `from . import name`, which is no name of another."""
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """The names that imports anywhere in a file make, and what they stand for."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
-        elif isinstance(node, ast.ImportFrom):
-            package = _RELATIVE if node.level else node.module
-            for alias in node.names:
-                yield alias.asname or alias.name, f"{package}.{alias.name}"
 
 
 _BRANCHES: dict[type[ast.AST], tuple[str, ...]] = {

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+
+from ampcheck.core.syntax import parse_python
 
 
 def is_compared(path: Path, line: int) -> bool:
@@ -51,11 +54,10 @@ def _covers(statement: ast.stmt, line: int) -> bool:
 @lru_cache(maxsize=32)
 def _statements(path: Path) -> list[tuple[ast.AST, ast.stmt]]:
     """The statements of a file that contain no others, each with the innermost function around it, or the module."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return list(_inside(tree, tree))
+    with suppress(OSError):
+        if (tree := parse_python(path.read_bytes())) is not None:
+            return list(_inside(tree, tree))
+    return []
 
 
 def _inside(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.AST, ast.stmt]]:

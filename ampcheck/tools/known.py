@@ -21,9 +21,10 @@ from ampcheck.core.environment import installed
 from ampcheck.core.errors import UsageError, brief, require_schema
 from ampcheck.core.json_files import from_plain, read_json, untag_nonfinite
 from ampcheck.core.run import Coverage, Finding, Run, Where
+from ampcheck.core.syntax import dotted
 from ampcheck.core.text import counted, did_you_mean
 from ampcheck.lint.engine import UNREAD, content_of, is_binary, parse, python_files
-from ampcheck.lint.source import Source, dotted
+from ampcheck.lint.source import Source
 from ampcheck.outcome.comments import commented
 
 DATA = Path(__file__).with_name("known.json")

@@ -14,9 +14,10 @@ import ast
 from collections.abc import Iterator
 
 from ampcheck.core.check import Check
+from ampcheck.core.syntax import dotted
 from ampcheck.lint.names import is_optimizer
 from ampcheck.lint.rule import Report, Rule
-from ampcheck.lint.source import HALF, Call, Scope, Source, dotted
+from ampcheck.lint.source import HALF, Call, Scope, Source
 
 
 def cast_and_held(source: Source, scope: Scope, dtypes: frozenset[str]) -> Iterator[tuple[Call, Call]]:

@@ -15,8 +15,9 @@ import ast
 from collections.abc import Iterable, Iterator
 
 from ampcheck.core.check import Check
+from ampcheck.core.syntax import dotted
 from ampcheck.lint.rule import Report, Rule
-from ampcheck.lint.source import NARROW, Source, dotted, own_nodes
+from ampcheck.lint.source import NARROW, Source, own_nodes
 
 _MADE = ("zeros", "tensor", "zeros_like", "new_zeros")
 

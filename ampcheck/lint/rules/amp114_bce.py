@@ -15,8 +15,9 @@ import ast
 from collections.abc import Iterator
 
 from ampcheck.core.check import Check
+from ampcheck.core.syntax import dotted
 from ampcheck.lint.rule import Report, Rule
-from ampcheck.lint.source import Source, dotted
+from ampcheck.lint.source import Source
 
 _FUNCTION, _MODULE = "torch.nn.functional.binary_cross_entropy", "torch.nn.BCELoss"
 

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ampcheck.core.syntax import dotted
 from ampcheck.tools.init.arguments import SMALL
 from ampcheck.tools.init.options import options_of
-from ampcheck.tools.init.sources import Attempt, Source, dotted
+from ampcheck.tools.init.sources import Attempt, Source
 
 _OPTIONS = ("--model", "--arch", "--architecture", "--model-name", "--model_name", "--net", "--backbone")
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")

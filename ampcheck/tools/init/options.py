@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ampcheck.tools.init.sources import Source, dotted
+from ampcheck.core.syntax import dotted
+from ampcheck.tools.init.sources import Source
 
 _BATCH = frozenset({"b", "bs", "batch", "batch_size", "train_batch_size", "per_device_train_batch_size"})
 _BATCH_OF_ALL = frozenset({"global_batch_size", "total_batch_size"})

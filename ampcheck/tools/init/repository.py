@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampcheck.core.source import repository_of
+from ampcheck.core.syntax import dotted
 from ampcheck.tools.init.scripts import Parameter, TrainingScript, function_parameters, training_script
-from ampcheck.tools.init.sources import Source, dotted, read_examples, read_readme, read_sources
+from ampcheck.tools.init.sources import Source, read_examples, read_readme, read_sources
 
 _MODULES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
 """Last names of classes outside of the repository whose subclasses are models."""

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ampcheck.core.syntax import dotted
 from ampcheck.tools.init.options import asks_for_cuda, documented_arguments, required_options, small_arguments
-from ampcheck.tools.init.sources import Source, dotted
+from ampcheck.tools.init.sources import Source
 
 _PARSERS = ("argparse", "click", "fire", "hydra", "typer", "absl", "tyro", "simple_parsing", "HfArgumentParser")
 _TRAINERS = ("main", "train", "run", "fit", "training_function", "train_model", "training_loop", "main_worker")

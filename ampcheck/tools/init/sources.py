@@ -6,12 +6,13 @@ import ast
 import keyword
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+
+from ampcheck.core.syntax import imported_names, parse_python
 
 _SKIPPED = frozenset(
     {"node_modules", "site-packages", "build", "dist", "venv", "env", "__pycache__", "third_party", "vendor"}
@@ -60,22 +61,9 @@ class Source:
     @cached_property
     def names(self) -> dict[str, str]:
         """Full name of each imported name: `GPT` -> `model.GPT`, `nn` -> `torch.nn`."""
-        found: dict[str, str] = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    found[alias.asname or alias.name.partition(".")[0]] = (
-                        alias.name if alias.asname else alias.name.partition(".")[0]
-                    )
-            elif isinstance(node, ast.ImportFrom):
-                origin = self._absolute(node)
-                for alias in node.names:
-                    found[alias.asname or alias.name] = f"{origin}.{alias.name}"
-        return found
+        return dict(imported_names(self.tree, self._absolute))
 
     def _absolute(self, node: ast.ImportFrom) -> str:
-        if not node.level:
-            return node.module or ""
         is_package = self.path.endswith("__init__.py")
         parts = self.module.split(".")
         parts = parts[: len(parts) - node.level + is_package]
@@ -98,15 +86,6 @@ class Attempt:
     setup: tuple[str, ...] = ()
 
 
-def dotted(node: ast.expr) -> str:
-    """`torch.nn.Module` of such an expression; "" of any other."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
-
-
 def read_sources(folder: Path) -> list[Source]:
     """Every Python file that can be parsed, outside of hidden folders, environments and builds."""
     sources = [_read(folder, path) for path in islice(files_of(folder, (".py",), _BYTES), _FILES)]
@@ -122,7 +101,9 @@ def read_readme(folder: Path) -> str:
 
 def read_examples(folder: Path) -> list[Source]:
     """The blocks of Python in the README, each as a source of its own."""
-    trees = [(block, tree) for block in _FENCE.findall(read_readme(folder)) if (tree := _parse(block)) is not None]
+    trees = [
+        (block, tree) for block in _FENCE.findall(read_readme(folder)) if (tree := parse_python(block)) is not None
+    ]
     return [Source("README.md", block, tree) for block, tree in trees]
 
 
@@ -144,7 +125,7 @@ def _read(folder: Path, path: Path) -> Source | None:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    tree = _parse(text)
+    tree = parse_python(text)
     if tree is None:
         return None
     root = path.parent
@@ -158,12 +139,3 @@ def _read(folder: Path, path: Path) -> Source | None:
         parts.pop()
     where = root.relative_to(folder).as_posix()
     return Source(path.relative_to(folder).as_posix(), text, tree, "" if where == "." else where, ".".join(parts))
-
-
-def _parse(text: str) -> ast.Module | None:
-    with warnings.catch_warnings():  # of invalid escapes in the user's strings
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError):
-            return None

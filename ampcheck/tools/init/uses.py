@@ -12,9 +12,10 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
+from ampcheck.core.syntax import dotted
 from ampcheck.tools.init.options import option_defaults
 from ampcheck.tools.init.repository import Class, Repository, class_of
-from ampcheck.tools.init.sources import Attempt, Source, dotted
+from ampcheck.tools.init.sources import Attempt, Source
 
 _DEPTH = 12
 """Names within names that are followed."""
