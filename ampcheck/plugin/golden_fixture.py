@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from ampcheck.core.run import Run
+from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run, Verdict
+from ampcheck.outcome.raising import verify
+from ampcheck.parity.golden import judge_golden
 
 FOLDER = "goldens"
 """The folder of the files, beside the test files."""
@@ -33,10 +35,6 @@ class GoldenChecks:
         tensor.
         """
         __tracebackhide__ = True
-        from ampcheck.core.errors import UsageError
-        from ampcheck.core.run import Verdict
-        from ampcheck.outcome.raising import verify
-        from ampcheck.parity.golden import judge_golden
 
         if not callable(function):
             raise UsageError(

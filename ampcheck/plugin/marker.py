@@ -6,14 +6,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ampcheck.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from ampcheck.core.plan import Plan
+from ampcheck.core.plan import Plan
+from ampcheck.core.subject import Subject
 
 _STATE = "autocast-state"
 _GUARDS = ("autocast-", "policy-")
@@ -67,9 +65,6 @@ class MarkerArguments:
 
     def plan(self, body: str) -> Plan:
         """Return what is judged of a test's body, of this name; the checks are empty where nothing is."""
-        from ampcheck.core.plan import Plan
-        from ampcheck.core.subject import Subject
-
         checks = self.checks or ()
         if self.checks == ():
             from ampcheck.watch_families import OP_CHECKS

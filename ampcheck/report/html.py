@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Finding, Run, Table, Verdict, follow_line
+from ampcheck.report.charts import draw_chart
+from ampcheck.report.maps import map_view, site_of, values_around
 from ampcheck.report.sections import arrange
 from ampcheck.report.text import clean, is_number, number, quantity
 
@@ -41,9 +43,6 @@ def render_html(run: Run) -> str:
     Names, messages and paths are escaped; a content security policy forbids other files, and every script but the
     page's own, which filters findings: without it the page shows all.
     """
-    from ampcheck.report.charts import draw_chart
-    from ampcheck.report.maps import map_view, site_of, values_around
-
     content = arrange(run)
     cells: dict[tuple[str, str], list[Finding]] = {}
     for section in content.checks:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 from ampcheck.core.arguments import parse_integer, parse_number
 from ampcheck.core.errors import UsageError
 from ampcheck.core.worker import PATIENCE
 from ampcheck.records.speed import EFFECT, FALSE_ALARMS, Rule
-
-if TYPE_CHECKING:
-    from ampcheck.speed.clock import Clock
+from ampcheck.speed.clock import Clock
 
 LAUNCHES = 3
 """Rounds against a base at least, by default."""

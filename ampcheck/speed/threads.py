@@ -13,14 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from statistics import median
-from typing import TYPE_CHECKING
 
 from ampcheck.core.run import Scalar
 from ampcheck.records.threads import Occupancy, Threads
-
-if TYPE_CHECKING:
-    from ampcheck.speed.clock import Clock, Effort
-
+from ampcheck.speed.clock import Clock, Effort
 
 GAIN = 1.25
 """Speed of a smaller number of threads, relative to all, from which it is used."""

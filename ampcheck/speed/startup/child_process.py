@@ -11,11 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampcheck.core.environment import environment
 from ampcheck.core.subject import Call, Kind, Subject, load_subject
+from ampcheck.records.startup import Lookup
+from ampcheck.records.threads import Threads
+from ampcheck.speed.clock import Clock, clock_of
+from ampcheck.speed.memory import allocated_memory, peak_memory
 
 if TYPE_CHECKING:
-    from ampcheck.records.startup import Lookup
-    from ampcheck.speed.clock import Clock
     from ampcheck.speed.paired import Step
     from ampcheck.speed.steps import StepConfig
 
@@ -49,8 +52,6 @@ class Start:
         self.subject = load_subject(target)
         loaded = time.perf_counter()
         self.device, self.backward = device, backward
-        from ampcheck.core.environment import environment
-        from ampcheck.speed.clock import clock_of
         from ampcheck.speed.steps import repeated
         from ampcheck.torchtools.copying import is_compiled_already
 
@@ -124,7 +125,6 @@ class Start:
 
     def _run(self, config: StepConfig, around: Sequence[Callable[[], AbstractContextManager[None]]]) -> Figures:
         """Seconds to build a step of this configuration, and of the first few."""
-        from ampcheck.speed.memory import allocated_memory
         from ampcheck.speed.steps import step_of
 
         begin = time.perf_counter()
@@ -138,8 +138,6 @@ class Start:
 
     def memory(self) -> Figures:
         """Peak memory of a step."""
-        from ampcheck.speed.memory import peak_memory
-
         peak = peak_memory(self.step, device=self.device, before=self.before if self.device != "cpu" else None)
         return {"memory": peak.bytes, "memory_untold": peak.reason}
 
@@ -147,7 +145,6 @@ class Start:
         """The steady state and that of an eager copy, block by block."""
         import torch
 
-        from ampcheck.records.threads import Threads
         from ampcheck.speed.paired import measure_speed
         from ampcheck.speed.steps import StepConfig, step_of
 
@@ -185,8 +182,6 @@ _CACHES = {"fx_graph_cache": "FX graph cache", "aotautograd_cache": "AOTAutograd
 
 def _lookup(name: str, text: str) -> Lookup | None:
     """A record of the trace as a `Lookup`; a key's parts are `[hash] name: value`."""
-    from ampcheck.records.startup import Lookup
-
     cache, _, result = name.rpartition("_")
     if cache not in _CACHES:
         return None

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ampcheck.core.arguments import LOW
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
 from ampcheck.core.subject import split_member
 from ampcheck.speed.base.checkout import loaded_modules, require_origin
+from ampcheck.target import load_placed
 from ampcheck.tools.sweep import child_process
-
-if TYPE_CHECKING:
-    from ampcheck.core.run import Run
 
 
 def audit(target: Mapping[str, Any], scratch: str, root: str, repository: str) -> tuple[Run | None, str]:
@@ -39,8 +39,6 @@ def modules(root: str, names: Sequence[str]) -> dict[str, str]:
 def ops(target: Mapping[str, Any]) -> list[str]:
     """The overloads that a model sends through autocast on its device; empty for another kind of subject."""
     from ampcheck.autocast.calls import measure_calls
-    from ampcheck.core.arguments import LOW
-    from ampcheck.target import load_placed
 
     audited = Target(**target)
     with suppress(UsageError):

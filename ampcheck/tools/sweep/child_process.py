@@ -9,14 +9,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
 from ampcheck.core.settings import Target
 from ampcheck.core.subject import load_attribute, load_collection
-
-if TYPE_CHECKING:
-    from ampcheck.core.run import Run
+from ampcheck.target import audit_target, load_placed
 
 
 def members(collection: str) -> list[tuple[str, str]]:
@@ -30,15 +29,12 @@ def members(collection: str) -> list[tuple[str, str]]:
 
 def audit(target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
     """The run of a target; or None and the traceback of a defect of ampcheck. scratch: for temporary files."""
-    from ampcheck.target import audit_target
-
     return _guarded(audit_target, target, scratch)
 
 
 def compilation(target: Mapping[str, Any], scratch: str) -> tuple[Run | None, str]:
     """The same of what compilation and autocast are worth."""
     from ampcheck.speed.gains.measure import measure_compilation
-    from ampcheck.target import load_placed
 
     def measured(asked: Target) -> Run:
         device = asked.device or "cpu"
