@@ -129,4 +129,5 @@ def require_schema(data: object, name: str, kind: str, newest: int) -> None:
     if type(schema) is not int or schema < 1:
         raise UsageError(f"{name} is no {kind}: a JSON object with an integer 'schema' was expected")
     if schema > newest:
-        raise UsageError(f"{name} has schema {schema}, newer than this ampcheck reads ({newest}): update ampcheck")
+        text = f"{name} has schema {schema!s:.40}, newer than this ampcheck reads ({newest})"  # damage has any number
+        raise UsageError(f"{text}: update ampcheck")
