@@ -15,8 +15,8 @@ from ampcheck.core.environment import environment
 from ampcheck.core.subject import Call, Kind, Subject, load_subject
 from ampcheck.records.startup import Lookup
 from ampcheck.records.threads import Threads
+from ampcheck.speed import memory
 from ampcheck.speed.clock import Clock, clock_of
-from ampcheck.speed.memory import allocated_memory, peak_memory
 
 if TYPE_CHECKING:
     from ampcheck.speed.paired import Step
@@ -130,7 +130,7 @@ class Start:
         begin = time.perf_counter()
         self.step = step_of(self.subject, config, device=self.device, backward=self.backward)
         built, passes = time.perf_counter() - begin, []
-        self.before = allocated_memory(self.device)  # the weights of the step's own copy
+        self.before = memory.allocated_memory(self.device)  # the weights of the step's own copy
         for context in around:
             with context():
                 passes.append(self.clock.block(self.step, 1))
@@ -138,7 +138,7 @@ class Start:
 
     def memory(self) -> Figures:
         """Peak memory of a step."""
-        peak = peak_memory(self.step, device=self.device, before=self.before if self.device != "cpu" else None)
+        peak = memory.peak_memory(self.step, device=self.device, before=self.before if self.device != "cpu" else None)
         return {"memory": peak.bytes, "memory_untold": peak.reason}
 
     def pair(self, precision: str, seconds: float) -> Figures:
