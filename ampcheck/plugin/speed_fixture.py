@@ -20,14 +20,12 @@ import pytest
 
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import Finding, Run, emit
-from ampcheck.outcome.raising import verify
 from ampcheck.plugin.marker import MarkerArguments
 from ampcheck.plugin.selection import is_speed_test, should_have_run, why_disabled
-from ampcheck.records.speed import Baseline, SpeedRecord, SpeedStats
-from ampcheck.speed.baseline import EarlierHistory, baseline_of, check_baseline, check_missing, check_names
-from ampcheck.speed.history.storage import append, commit_of
 
 if TYPE_CHECKING:
+    from ampcheck.records.speed import Baseline, SpeedRecord, SpeedStats
+    from ampcheck.speed.baseline import EarlierHistory
     from ampcheck.speed.benchmark import Benchmark, SpeedTestOptions
     from ampcheck.speed.paired import Step
 
@@ -108,6 +106,7 @@ class Speed:
         in the marker, which is for `measure`, and for a second use in a test.
         """
         __tracebackhide__ = True
+        from ampcheck.outcome.raising import verify
         from ampcheck.speed.benchmark import judge_benchmark, skip_benchmark
 
         with self._options(keywords, OF_MEASURING) as (name, options):
@@ -233,6 +232,8 @@ class SpeedSession:
         self.tests = max(1, speed_tests)
         self._selected = frozenset(item.nodeid for item in session.items)
         if speed_tests and self.history is not None and self.history.exists() and not why_disabled(self.config):
+            from ampcheck.speed.baseline import EarlierHistory
+
             try:
                 self._earlier = EarlierHistory.load(self.history)
                 self._all_earlier = self._earlier.all()
@@ -271,6 +272,8 @@ class SpeedSession:
 
     def compare(self, records: Iterable[SpeedRecord], effect: float) -> list[Finding]:
         """Compare the records of a test with the baseline and the history."""
+        from ampcheck.speed.baseline import check_baseline, check_names
+
         records, baseline = list(records), self._compared_with()
         findings = [] if baseline is None else check_baseline(records, baseline, effect=effect)
         return findings if self._all_earlier is None else findings + check_names(records, self._all_earlier)
@@ -303,6 +306,8 @@ class SpeedSession:
     def _compared_with(self) -> Baseline | None:
         """The baseline of --benchmark-compare, which may be empty; None without the option."""
         if self._baseline is None and self.config.getoption("benchmark_compare", None):
+            from ampcheck.speed.baseline import baseline_of
+
             self._baseline = baseline_of(self._saved)
         return self._baseline
 
@@ -311,6 +316,7 @@ class SpeedSession:
         baselines = [baseline for baseline in (self._compared_with(), last) if baseline is not None]
         if not baselines:
             return []
+        from ampcheck.speed.baseline import check_missing
 
         ran = {record.name for record in self.records}
         known = {name for baseline in baselines for name in baseline.known}
@@ -324,6 +330,7 @@ class SpeedSession:
             reason = why_disabled(self.config) or "no speed test measured anything"
             yield f"nothing was added to the history in {folder}: {reason}"
             return
+        from ampcheck.speed.history.storage import append, commit_of
 
         try:
             commit = commit_of(self.config.rootpath, besides=folder)
