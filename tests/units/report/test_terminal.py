@@ -64,6 +64,15 @@ def test_passes_are_counted_or_with_verbose_listed() -> None:
     assert sum(line.startswith("pass ") for line in full) == 46
 
 
+def test_a_pass_that_is_the_only_answer_is_printed() -> None:
+    only = Finding(
+        Verdict.PASS, "parity", "a and b", "the same function; 3 results differ by at most 2 roundings", seen=3
+    )
+    assert "pass parity: a and b: the same function; 3 results differ by at most 2 roundings" in printed(
+        Run((), (only,))
+    )
+
+
 def test_reasons_shared_by_many_subjects_stand_once() -> None:
     lines = list(summary_lines(sample_run(), width=100, limit=None))
     assert "skip loss-dtype ×4: the compiled step returns no loss: nothing to judge" in lines
