@@ -65,12 +65,9 @@ def test_passes_are_counted_or_with_verbose_listed() -> None:
 
 
 def test_a_pass_that_is_the_only_answer_is_printed() -> None:
-    only = Finding(
-        Verdict.PASS, "parity", "a and b", "the same function; 3 results differ by at most 2 roundings", seen=3
-    )
-    assert "pass parity: a and b: the same function; 3 results differ by at most 2 roundings" in printed(
-        Run((), (only,))
-    )
+    message = "the same function; 3 results differ by at most 2 roundings"
+    only = Run(findings=(Finding("parity", Verdict.PASS, "a and b", message),), coverage=Coverage({"results": 3}))
+    assert f"pass parity: a and b: {message}" in printed(only)
 
 
 def test_reasons_shared_by_many_subjects_stand_once() -> None:
