@@ -121,12 +121,10 @@ _HINT = (
     "divide the sum of losses by the number of samples on all ranks"
 )
 
-
 _NORM = (
     "clip by the norm of all shards, as torch.nn.utils.clip_grad_norm_ does with DTensors: all_reduce the squares of "
     "the norms of local shards before the root"
 )
-
 
 _REDUCE = (
     "cast gradients and partial sums to float32 before they are summed over ranks: MixedPrecisionPolicy(reduce_dtype="

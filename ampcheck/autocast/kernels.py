@@ -33,7 +33,6 @@ from ampcheck.torchtools.source import overload
 
 Kernel = Callable[..., Any]
 
-
 CallObserver: TypeAlias = Callable[[str, str, tuple[object, ...], dict[str, object], torch.dtype | None], None]
 """Called for each call that reaches autocast, before the op runs: with the op, its rule (empty: none), its arguments,
 and what its eligible tensors are cast to (None: they stay)."""

@@ -17,7 +17,6 @@ _TARGET = (
     "comparison; or a file of ampcheck record"
 )
 
-
 _CLIP = 0.2
 
 

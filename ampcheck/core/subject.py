@@ -127,7 +127,6 @@ def name_of(model: object) -> str:
 
 _MEMBER = re.compile(r"(?P<collection>(?:.+?\.py|[\w.]+):[\w.]+)\[(?P<name>.+)\]", re.DOTALL)
 
-
 TARGET_FORMS = "package.module:function, path/to/file.py:function, or the architecture of a library, as timm:resnet50"
 """The targets of commands, in words."""
 

@@ -54,7 +54,6 @@ then the pipe never ends."""
 _SPARING, _GROWN = 30, 1.2
 """Times as long as an exact sample of the memory takes, until the next, unless its bound grows by more."""
 
-
 TIME, MEMORY, ENDED = "time", "memory", "ended"
 
 

@@ -51,7 +51,6 @@ LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 _SAMPLE = 4096
 """Elements of a module's result that its histogram shows, at most."""
 
-
 _OTHER = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
 """The other dtype that autocast casts to."""
 

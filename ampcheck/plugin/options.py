@@ -46,7 +46,6 @@ OPTIONS = {
 }
 """Flag to the name of its value ("" for a switch) and its help. `--ampcheck-html` is `ampcheck_html` in an ini file."""
 
-
 DTYPES = ("bfloat16", "float16", "half")
 """Values of `--ampcheck-dtype`."""
 

@@ -65,7 +65,6 @@ R = TypeVar("R")
 
 _TIMER = pytest.StashKey[RecordedTimer]()
 
-
 OF_MEASURING, OF_VERDICT = frozenset({"width"}), frozenset({"at_least", "comparisons", "false_alarms"})
 """Keywords, and settings of the marker's `speed`, that only `speed.measure` or only `speed(...)` takes."""
 

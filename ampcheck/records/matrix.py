@@ -13,7 +13,6 @@ from ampcheck.records.threads import Threads
 
 PAYS, DOES_NOT, UNDECIDED, WRONG = "pays", "does not pay", "undecided", "no win: wrong numbers"
 
-
 SLOW = 3.0
 """Arms that take more than so many times as long as eager float32 are timed apart, with it and its twin."""
 

@@ -21,18 +21,14 @@ from ampcheck.core.run import Where
 POOL = "all tensors together"
 """The name under which the pool of all tensors binds the lower end of a window."""
 
-
 FEW = 8
 """A tensor with fewer nonzero elements than this counts in the pool only: one element decides too much of its share."""
-
 
 LOWEST, _HIGHEST = -1074, 1023
 """The powers of two of float64, which bound all scales. The bins of magnitudes go one further, to 1024."""
 
-
 _FLUSH = math.frexp(format_of("float16").flushes_at)[1] - 1
 """log2 of the largest magnitude that rounds to zero."""
-
 
 _OVERFLOW = format_of("float16").overflows_at
 
@@ -209,7 +205,6 @@ def _needed(histogram: GradientHistogram, share: float) -> int:
 
 COLLAPSE = 8
 """Steps skipped one after the other, with nothing but smaller scales between them, that are no back-off any more."""
-
 
 _OFTEN = 0.1
 """A share of skipped steps that is no accident of single batches any more."""

@@ -27,7 +27,6 @@ VERSIONS = (
     "TF32 in cuDNN",
 )
 
-
 KEYED = ("device", "threads", *VERSIONS)
 """The parts of the environment on which a time depends, besides the measured code."""
 
@@ -72,10 +71,8 @@ def _digest(parts: Mapping[str, Scalar], precision: str) -> str:
 SCHEMA = 1
 """Version of a `SpeedRecord` as data. 1: the first."""
 
-
 TWIN = "A/A twin"
 """The arm that runs the reference again: its difference from the reference is noise."""
-
 
 LOOKS = (0.125, 0.25, 0.5, 1.0)
 """Shares of the budget after which the verdict is computed. Each look costs confidence."""
@@ -221,9 +218,7 @@ class SpeedRecord:
 EFFECT = 0.03
 """The smallest change that fails, as a share: above what the layout of memory alone does to a time."""
 
-
 NOISE, STRADDLES = "noise", "straddles"
-
 
 FALSE_ALARMS = 0.01
 """Probability, at most, that a suite without any change fails."""
@@ -271,14 +266,11 @@ class Decision:
 
 BASE, HEAD = "base", "head"
 
-
 SIDES = (BASE, TWIN, HEAD)
 """The processes of a round: the base, the base once more, and the head."""
 
-
 TARGET, EAGER, COMPILED = "target", "eager", "compiled"
 """Arms: the target without a mode or precision of ours, in eager mode, and compiled."""
-
 
 DECIDED, LAUNCHES, BUDGET_SPENT, UNCHANGED = "decided", "launches", "budget", "unchanged"
 """Why a comparison ended."""

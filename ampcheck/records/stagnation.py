@@ -10,14 +10,11 @@ from ampcheck.core.run import Coverage, Where
 HORIZON = 10_000
 """Steps that are planned where neither the subject nor a schedule says how many."""
 
-
 FOLLOWS = 0.1
 """An average that comes within this part of its size to what it follows does so."""
 
-
 FAR = 0.2
 """An average that stays off what it follows by this part of its size has lost it."""
-
 
 AVERAGE, MEAN, SUM = "average", "mean", "sum"
 

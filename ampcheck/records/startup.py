@@ -46,20 +46,15 @@ class BreakEven:
 
 EAGER, COLD, WARM, ARTIFACTS = "eager", "cold", "warm", "artifacts"
 
-
 REGIONAL, FIXED, DYNAMIC = "cold, regional", "cold, fixed shapes", "cold, dynamic shapes"
-
 
 CACHED = (WARM, ARTIFACTS)
 """Arms that must not compile a graph again."""
 
-
 FX, AOT = "FX graph cache", "AOTAutograd cache"
-
 
 ENOUGH = 3
 """Launches without which no number of seconds fails: one launch of a process varies too much."""
-
 
 NOISE = 0.3
 """The assumed error of fewer launches, as a share: six cold starts of one small program on two busy cores were from 25

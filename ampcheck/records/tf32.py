@@ -12,7 +12,6 @@ from ampcheck.core.run import Scalar, Where
 
 UNIT = format_of("float32").unit_roundoff
 
-
 REFUSED = "set through fp32_precision"
 
 

@@ -10,7 +10,6 @@ from ampcheck.core.text import counted
 IDLE = 0.1
 """Share of the CPU time of all threads that calls on free cores may leave unused."""
 
-
 SWITCHES = 5.0
 """Involuntary context switches a second, from which on other processes use the cores: a step that leaves threads idle
 by itself, or sleeps, has hardly any."""

@@ -32,7 +32,6 @@ _REST = "The rest is left out; the JSON file and the HTML page contain all."
 _ACTIVE = re.compile(r"[^\w\s.,;/%'=?-]|(?<!\w)-|-(?!\w)|(?<=\d)\.(?=\s)|_|(?<=www)\.|(?<=WWW)\.")
 """Characters that Markdown or HTML could take for markup, a mention, a reference, a link or a list."""
 
-
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
 """Characters that Markdown takes for markup inside of a line."""
 

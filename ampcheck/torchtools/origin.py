@@ -18,7 +18,6 @@ _REMEMBERED = 100_000
 _ENGINE = _engine_run_backward.__code__
 """The function under which backward runs. Its callers only start it."""
 
-
 _where = lru_cache(maxsize=1 << 14)(Where)
 """Loops run through the same places again and again, and remember them for every autograd node."""
 

@@ -40,7 +40,6 @@ _PYTHON = os.path.join(sysconfig.get_path("stdlib"), "")
 _CYTHON = (".pyx", ".pxd", ".pxi")
 """A compiled extension names its own source in a traceback; the file is not installed."""
 
-
 _DRIVERS = tuple(
     f"{os.sep}{name}".replace("/", os.sep)
     for name in ("accelerate/", "lightning/", "lightning_fabric/", "pytorch_lightning/", "transformers/trainer")

@@ -38,7 +38,6 @@ STEPS = 24
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults")
 """Attributes that every optimizer has."""
 
-
 _Owned: TypeAlias = "tuple[Role, str, object]"
 """Object that may be a tensor that lives across steps, with its purpose and its path."""
 

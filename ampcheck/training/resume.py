@@ -33,7 +33,6 @@ _OF_ROLE = {
     Role.COPY: "copies of weights",
 }
 
-
 _State: TypeAlias = dict[tuple[str, str], Any]
 """Copies of what is compared, by its part and name: tensors, the settings of an owner, losses."""
 

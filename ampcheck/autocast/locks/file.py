@@ -25,7 +25,6 @@ ANY_COMMAND = f"{BY_PYTEST}, or ampcheck policy lock TARGET"
 PATIENCE = 60.0
 """Seconds for which a writer waits for another to finish."""
 
-
 Entries = Mapping[str, Locked]
 """By `device/dtype`, such as `cuda/float16`."""
 

@@ -21,7 +21,6 @@ from ampcheck.shadow.compare import Result, compare_results
 _DECIDED_BY_ROUNDING = 0.5
 """The relative error of an element of a gradient in eager mode from which an optimizer may step either way."""
 
-
 _OF_NUMPY = (
     ": eager mode draws them from NumPy, for which Dynamo draws from PyTorch, so that np.random.seed has no effect in "
     "compiled code; draw with torch.rand, or set torch._dynamo.config.use_numpy_random_stream = True"

@@ -31,7 +31,6 @@ _ARTIFACTS = {
     if (function := getattr(torch.compiler, f"{action}_cache_artifacts", None)) is not None  # 2.7
 }
 
-
 Called: TypeAlias = Callable[[CompiledCall], Callable[[object], None] | None]
 
 

@@ -28,7 +28,6 @@ _FLOOR = 2.0**-26
 
 _LISTED = ", ".join(f"{logit:g}" for logit in LOGITS)
 
-
 SOFTPLUS: dict[str, Callable[[Tensor], Tensor]] = {"naive": lambda x: (1 + x.exp()).log(), "stable": F.softplus}
 SOFTMAX: dict[str, Callable[[Tensor], Tensor]] = {
     "naive": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),

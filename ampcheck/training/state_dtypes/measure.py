@@ -22,11 +22,9 @@ from ampcheck.training.loop import Resident, TrainingLoop
 _FULL = ("float32", "float64")
 _BFLOAT16 = ("bfloat16", *_FULL)
 
-
 _ROWS = 40
 
 _SAMPLE = 256
-
 
 PRESETS: Mapping[str, DtypePolicy] = MappingProxyType(
     {

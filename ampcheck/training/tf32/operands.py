@@ -22,7 +22,6 @@ from ampcheck.training.tf32.settings import relative_error
 _LOST_BITS = 13
 """TF32 keeps 10 of the 23 bits of a float32 mantissa: operands that lost fewer bits are more precise."""
 
-
 _MEASURED = 32
 """Products that are computed again in float64; further ones are only counted."""
 
