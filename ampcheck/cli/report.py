@@ -54,7 +54,9 @@ def _report(options: argparse.Namespace) -> int:
     if options.schema:
         if options.runs:
             raise UsageError("--schema prints the schema of runs alone: leave the runs out")
-        return _print_schema()
+        with Stdout() as out:
+            print(Path(records.__file__).with_name("run.schema.json").read_text(encoding="utf-8"), end="")
+        return out.code()
     if not options.runs:
         raise UsageError("name the files of runs, as --json or `pytest --ampcheck-json` writes them")
     if options.factor is not None and not options.compare:
@@ -100,9 +102,3 @@ def _merged(paths: list[str], runs: list[Run]) -> Run:
     titles = dict.fromkeys(run.title for run in runs)
     title = f"{len(runs)} runs of {next(iter(titles))}" if len(titles) == 1 else f"{len(runs)} runs"
     return replace(merged, environment=environment, tables=(table, *merged.tables), title=title)
-
-
-def _print_schema() -> int:
-    with Stdout() as out:
-        print(Path(records.__file__).with_name("run.schema.json").read_text(encoding="utf-8"), end="")
-    return out.code()

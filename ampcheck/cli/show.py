@@ -144,11 +144,9 @@ class Question:
 
     def at(self, findings: Iterable[Finding]) -> list[Finding]:
         """The findings, whatever their numbers, at places that were asked for."""
-        return [finding for finding in findings if self._agrees(finding)]
-
-    def _agrees(self, finding: Finding) -> bool:
-        names = _names_of(finding)
-        return all(value in names[kind] for kind, values in self.asked.items() for value in values)
+        asked = [(kind, value) for kind, values in self.asked.items() for value in values]
+        named = [(finding, _names_of(finding)) for finding in findings]
+        return [finding for finding, names in named if all(value in names[kind] for kind, value in asked)]
 
     def evidence(self) -> list[Table]:
         """The values at places and the tables of the run, with the rows alone that name the module and the op."""

@@ -158,7 +158,7 @@ def scale_window(histograms: Mapping[str, GradientHistogram], *, share: float) -
     Without a nonzero element the window is as wide as float64.
     """
     needed, needed_by = LOWEST, POOL
-    candidates = [(POOL, _pool(histograms))]
+    candidates = [(POOL, sum(histograms.values(), GradientHistogram()))]
     candidates += [(name, histogram) for name, histogram in histograms.items() if histogram.nonzero >= FEW]
     for name, histogram in candidates:
         exponent = _needed(histogram, share)
@@ -187,10 +187,6 @@ def is_usable(scale: float) -> bool:
     GradScaler multiplies by the inverse in float32, which is infinite for a scale below 2^-128.
     """
     return 0 < scale < math.inf and 1 / scale <= format_of("float32").max
-
-
-def _pool(histograms: Mapping[str, GradientHistogram]) -> GradientHistogram:
-    return sum(histograms.values(), GradientHistogram())
 
 
 def _needed(histogram: GradientHistogram, share: float) -> int:

@@ -96,7 +96,8 @@ def arrange(run: Run) -> Sections:
     """`run` in reading order. Tables and charts belong to the family of the check that they name."""
     evidence: tuple[Table | Chart, ...] = (*run.tables, *run.charts)
     slugs = [finding.check for finding in run.findings] + [item.check for item in evidence if item.check]
-    checks = [_check_section(run, slug) for slug in dict.fromkeys(slugs)]
+    worst_first = sorted(run.findings, key=lambda finding: SEVERITY.index(finding.verdict))
+    checks = [CheckSection(slug, tuple(f for f in worst_first if f.check == slug)) for slug in dict.fromkeys(slugs)]
     problems = causes(run.findings, nearest_first(run.of(Verdict.FAIL) + run.of(Verdict.WARN)))
     return Sections(
         run,
@@ -148,10 +149,6 @@ def _verdict(run: Run) -> Verdict:
     worst = next(iter(run.counts()), Verdict.SKIP)
     passed = bool(run.of(Verdict.PASS)) and run.coverage.total
     return worst if worst not in _QUIET else Verdict.PASS if passed else Verdict.SKIP
-
-
-def _check_section(run: Run, check: str) -> CheckSection:
-    return CheckSection(check, tuple(sorted(run.by(check), key=lambda finding: SEVERITY.index(finding.verdict))))
 
 
 def _heads(findings: Sequence[Finding], problems: Iterable[Cause]) -> dict[str, str]:

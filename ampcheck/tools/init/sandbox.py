@@ -135,7 +135,10 @@ class Process:
     def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
         """The answer of a command of `trial`. Raises `UsageError` where the process ended or took longer."""
         if self._worker is None:
-            self._worker = _started(self._copy, "ampcheck.tools.init.trial")
+            # PYTHONPATH gets absolute folders, as it runs elsewhere.
+            paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+            env = {**_OFFLINE, "PYTHONPATH": os.pathsep.join(paths)}
+            self._worker = Worker("ampcheck.tools.init.trial", name="its process", cwd=self._copy, env=env)
         try:
             return self._worker.ask(command, timeout=timeout, **arguments)
         except UsageError:
@@ -184,10 +187,3 @@ def _reason(error: UsageError) -> str:
         return f"all candidates together took longer than {_TOTAL_SECONDS:g} s"
     first, *printed = str(error).splitlines()
     return ": ".join((first.removesuffix("; it printed last:"), *(line.strip() for line in printed[-1:])))
-
-
-def _started(copy: Path, commands: str) -> Worker:
-    """A process in the copy, whose libraries are offline. PYTHONPATH gets absolute folders, as it runs elsewhere."""
-    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    environment = {**_OFFLINE, "PYTHONPATH": os.pathsep.join(paths)}
-    return Worker(commands, name="its process", cwd=copy, env=environment)
