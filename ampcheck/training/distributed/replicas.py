@@ -169,8 +169,7 @@ def find_drift(ranks: Sequence[RankReplicas]) -> Drift | None:
         (unproven, step, pair), names = min(parted.items())
         first, second = (ranks[rank].steps[step] for rank in pair)
         names = sorted({n for (loose, *_), of in parted.items() for n in of if loose == unproven})
-        act, scaler, text, hint = _cause(names, pair, first, second)
-        return Drift(step, pair, tuple(names), act, text, hint, scaler, proven=not unproven)
+        return Drift(step, pair, tuple(names), *_cause(names, pair, first, second), proven=not unproven)
     return next(_parted_shards(ranks), None)
 
 
@@ -224,12 +223,11 @@ def _parted_shards(ranks: Sequence[RankReplicas]) -> Iterator[Drift]:
         if one.mesh == other.mesh != () and set(pair) <= set(one.mesh) and one.layouts.keys() == other.layouts.keys():
             for number in sorted(one.steps.keys() & other.steps.keys()):
                 if (cause := _by_calls(pair, one.steps[number], other.steps[number])) is not None:
-                    act, scaler, text, hint = cause
-                    yield Drift(number, pair, (), act, text, hint, scaler)
+                    yield Drift(number, pair, (), *cause)
                     return
 
 
-_Cause = tuple[Act, bool, str, str]
+_Cause = tuple[Act, str, str, bool]
 
 
 def _by_calls(pair: tuple[int, int], one: ReplicaStep, other: ReplicaStep) -> _Cause | None:
@@ -239,18 +237,18 @@ def _by_calls(pair: tuple[int, int], one: ReplicaStep, other: ReplicaStep) -> _C
 
     if one.scales != other.scales:
         hint = "load the scaler's state on every rank, and let all back off together"
-        return Act.SCALER_STEP, True, apart("the loss scale is", (one.scales, other.scales)), hint
+        return Act.SCALER_STEP, apart("the loss scale is", (one.scales, other.scales)), hint, True
     if one.skips != other.skips:
         skipping = [rank for rank, step in zip(pair, (one, other), strict=True) if any(step.skips)]
         hint = "decide on all ranks together: all_reduce what the scaler found, or let it look at averaged gradients"
-        return Act.SCALER_STEP, True, f"scaler.step skipped the optimizer on {name_ranks(skipping)} alone", hint
+        return Act.SCALER_STEP, f"scaler.step skipped the optimizer on {name_ranks(skipping)} alone", hint, True
     if len(one.rates) != len(other.rates):
         hint = "let every rank make the same number of steps"
         counts = (len(one.rates), len(other.rates))
-        return Act.OPTIMIZER_STEP, False, apart("the steps of optimizers were", counts), hint
+        return Act.OPTIMIZER_STEP, apart("the steps of optimizers were", counts), hint, False
     if one.rates != other.rates:
         hint = "compute the learning rate from what all ranks share: the step, or a progress that is all-reduced"
-        return Act.OPTIMIZER_STEP, False, apart("the learning rate is", (one.rates, other.rates)), hint
+        return Act.OPTIMIZER_STEP, apart("the learning rate is", (one.rates, other.rates)), hint, False
     return None
 
 
@@ -267,15 +265,15 @@ def _cause(names: Sequence[str], pair: tuple[int, int], one: ReplicaStep, other:
     seen = [(one.gradients[n], other.gradients[n]) for n in names if n in one.gradients and n in other.gradients]
     if seen and all(mine[-1] == theirs[-1] for mine, theirs in seen):
         hint = "load the optimizer's state on every rank; draw noise from a generator with the same seed on all"
-        return Act.OPTIMIZER_STEP, False, "its gradients are equal on both ranks, and its update is not", hint
+        return Act.OPTIMIZER_STEP, "its gradients are equal on both ranks, and its update is not", hint, False
     if one.alone or other.alone:
         hint = "leave no_sync() before the last micro-batch of a step: its backward pass averages what has accumulated"
         text = "the last backward pass before the step ran under no_sync(), so its gradients stay on their rank"
-        return Act.BACKWARD, False, text, hint
+        return Act.BACKWARD, text, hint, False
     was_equal = any(not set(mine).isdisjoint(theirs) for mine, theirs in seen)
     text = "its gradients were averaged and then changed" if was_equal else "its gradients were not averaged"
     hint = "average gradients after the last backward pass of a step, and change them on all ranks alike"
-    return Act.BACKWARD, False, text, hint
+    return Act.BACKWARD, text, hint, False
 
 
 def judge_replicas(subject: str, drift: Drift | None, events: Sequence[Event]) -> list[Finding]:
