@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.stream.ops import OpEvent, OpSubscriber
-from ampcheck.torchtools.private import tree_flatten
+from ampcheck.stream.ops import OpEvent, OpSubscriber, leaves
+from ampcheck.torchtools.storage import storage_number
 
 _capturing: list[CUDAGraph] = []
 
@@ -45,8 +45,8 @@ class CUDAGraph:
         with torch.no_grad():
             for op, args, kwargs, results in self._calls:
                 again = op(*args, **kwargs)
-                for old, new in zip(tree_flatten(results)[0], tree_flatten(again)[0], strict=True):
-                    if isinstance(old, torch.Tensor) and old is not new and not _shares(old, new):
+                for old, new in zip(leaves(results), leaves(again), strict=True):
+                    if old is not new and not _shares(old, new):
                         old.copy_(new)
 
     def reset(self) -> None:
@@ -83,6 +83,6 @@ class _Recorder(OpSubscriber):
         return event.out
 
 
-def _shares(old: torch.Tensor, new: object) -> bool:
+def _shares(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Return whether an op returned the memory of the capture: it is a view, or has written it."""
-    return isinstance(new, torch.Tensor) and old.untyped_storage()._cdata == new.untyped_storage()._cdata
+    return storage_number(old) == storage_number(new)

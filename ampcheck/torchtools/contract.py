@@ -36,7 +36,7 @@ _WITHOUT = {
     "no device is emulated": "_C._nn._parse_to _VF._pack_padded_sequence _C.DisableTorchFunction "
     "overrides._get_current_function_mode_stack _guards.TracingContext.try_get serialization._get_restore_location "
     "_subclasses.meta_utils.MetaTensorDescriber utils._device.CURRENT_DEVICE utils._device.DeviceContext "
-    "utils._device._device_constructors utils._pytree.tree_flatten",
+    "utils._device._device_constructors",
     "ampcheck cannot distinguish casts that a backward pass repeats": "nn.Module._call_impl.__code__ "
     "_C._autograd._get_current_graph_task_keep_graph",
     "a transformed tensor (vmap, grad) has no statistics": "_C._functorch.get_unwrapped",

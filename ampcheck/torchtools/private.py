@@ -104,7 +104,6 @@ make_subclass: Callable[..., Any] = _optional("Tensor._make_subclass")
 MetaTensorDescriber: Any = _optional("_subclasses.meta_utils.MetaTensorDescriber")
 storage_users: Callable[[int], int] = _optional("_C._storage_Use_Count")
 restore_location: Callable[..., Any] = _optional("serialization._get_restore_location")
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _optional("utils._pytree.tree_flatten")
 tree_leaves: Callable[[Any], list[Any]] = _optional("utils._pytree.tree_leaves")
 
 # Ops

@@ -65,12 +65,8 @@ class Hook:
         """Call the function."""
         self._function(*args)
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return _ignore
+    def __reduce__(self) -> tuple[type[Hook], tuple[Callable[..., None]]]:
+        return Hook, (_ignore,)
 
 
 def _ignore(*_: object) -> None:

@@ -69,7 +69,6 @@ CALLS: dict[str, Callable[[], object]] = {
     "is_traceable_subclass": lambda: not private.is_traceable_subclass(torch.ones(1)),
     "storage_users": lambda: private.storage_users(ALIVE._cdata) >= 1,
     "tree_leaves": lambda: private.tree_leaves({"a": [1, 2]}) == [1, 2],
-    "tree_flatten": lambda: private.tree_flatten([1, (2,)])[0] == [1, 2],
     "CAST": lambda: private.CAST.default(torch.ones(1), dtype=torch.float16).dtype is torch.float16,
     "READ_NUMBER": lambda: private.READ_NUMBER(torch.ones(1)) == 1.0,
     "chunk_cat": lambda: private.chunk_cat([torch.ones(2, 2)], 0, 2).shape == (2, 2),
