@@ -12,7 +12,6 @@ import torch
 from ampcheck.autocast.asked import on_cpu_or_cuda
 from ampcheck.autocast.device import Placement, place
 from ampcheck.autocast.emulate import active
-from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.causes import with_causes
 from ampcheck.checks.selection import select_checks, with_selected
 from ampcheck.compiled.accuracy import checks as accuracy_checks
@@ -159,7 +158,7 @@ def _with_arms(plan: Plan, dtype: DType | Sequence[DType] | None, autocast: bool
         raise UsageError(f"autocast=False needs a model with 16-bit weights or inputs; {subject.name} has none")
     names = set(plan.checks or ())
     of_compiled = plan.compile and subject.kind is not Kind.FORWARD
-    graphs_alone = names <= {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, COVERAGE.slug}
+    graphs_alone = names <= {*accuracy_checks.CHECKS, *graph_checks.COMPILER_CHECKS, "coverage"}
     own_dtypes = of_compiled and dtype is None and not autocast and graphs_alone
     dtypes = () if own_dtypes else _low_dtypes(dtype, plan.device)
     if native is not None:

@@ -15,7 +15,6 @@ from ampcheck.autocast.missing import unimitated
 from ampcheck.autocast.placement import is_open
 from ampcheck.checks import for_kind
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
 from ampcheck.checks.compile import cache_artifacts
 from ampcheck.checks.compile.cache_artifacts import CHECK as CACHE_ARTIFACTS
 from ampcheck.compiled.accuracy import checks as accuracy_checks
@@ -163,7 +162,7 @@ def _with_graphs(run: Run, plan: Plan, wrapped: bool) -> Run:
         run = _with_caches(run, again)
     if not graphs:
         return run
-    wanted = {*_OF_GRAPHS, AUTOCAST_STATE.slug} if plan.checks is None else {*plan.checks} - {CACHE_ARTIFACTS.slug}
+    wanted = {*_OF_GRAPHS, "autocast-state"} if plan.checks is None else {*plan.checks} - {CACHE_ARTIFACTS.slug}
     findings = [f for f in again.findings if f.check in wanted or f.check == COVERAGE.slug]
     if plan.checks is None:  # a skip is reported only where it was asked for
         findings = [f for f in findings if f.verdict is not Verdict.SKIP or f.check == COVERAGE.slug]

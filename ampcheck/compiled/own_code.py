@@ -10,9 +10,7 @@ import torch
 
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.compile import cache_artifacts
-from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
 from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
-from ampcheck.checks.compile.compiled_gradient import CHECK as COMPILED_GRADIENT
 from ampcheck.compiled.accuracy.judge import judge_accuracy
 from ampcheck.compiled.graph.judge import graph_run
 from ampcheck.compiled.graph.own import accelerator, measure_own_code
@@ -30,7 +28,7 @@ from ampcheck.torchtools.snapshot import preserved
 _CALLABLES = 4
 """Modules and functions of a loop that are compared with eager mode; of those that share their code one."""
 
-_COMPARED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE)))
+_COMPARED = ("compiled-error", "compiled-gradient", "compiled-dtype")
 
 
 def judge_own_code(plan: Plan, reached: Reached) -> Run:

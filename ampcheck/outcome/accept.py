@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 
 from ampcheck.checks import REGISTRY
 from ampcheck.checks import findings as findings_of
-from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError
 from ampcheck.core.run import PROBLEMS, SEVERITY, Finding, Run, Verdict, causes_by_key
 from ampcheck.core.settings import Settings
@@ -55,9 +54,9 @@ def levels_and_selection(settings: Settings) -> tuple[dict[str, str], set[str]]:
         for pattern, level in settings.severity.items()
         for slug in _matching(pattern, "ignore" if level == "ignore" else "severity")
     }
-    if levels.get(COVERAGE.slug) == "ignore":
-        raise UsageError(f"{COVERAGE.slug} cannot be ignored: a run without it says nothing about what was judged")
-    return levels, {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {COVERAGE.slug}
+    if levels.get("coverage") == "ignore":
+        raise UsageError("coverage cannot be ignored: a run without it says nothing about what was judged")
+    return levels, {slug for pattern in settings.select for slug in _matching(pattern, "select")} | {"coverage"}
 
 
 def selected_groups(settings: Settings, *, each: bool) -> list[list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.current_test import current_test, pytest_command
 from ampcheck.core.errors import SHOWS
 from ampcheck.core.run import FAIL_ON, PROBLEMS, Finding, Run, Verdict, describe_causes, emit, nearest_first
@@ -49,7 +48,7 @@ def raise_for(run: Run, verdicts: Collection[Verdict]) -> None:
     __tracebackhide__ = True
     judged = [*(finding for verdict in verdicts for finding in run.of(verdict))]
     if verdicts:
-        judged += [f for f in run.findings if f.unjudged and f.check != COVERAGE.slug and f.verdict not in verdicts]
+        judged += [f for f in run.findings if f.unjudged and f.check != "coverage" and f.verdict not in verdicts]
     if failures := nearest_first(judged):
         error = AssertionError("\n".join(_text(run, failures)))
         setattr(error, SHOWS, True)

@@ -14,7 +14,6 @@ import torch
 from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
 from ampcheck.checks import findings
-from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
 from ampcheck.core.environment import environment
 from ampcheck.core.errors import UsageError, brief
@@ -134,7 +133,7 @@ def property_run(stats: PropertyStats, limits: Limits) -> Run:
     columns = ("property", "smallest input", "low precision", "float64", "limit", "found after", "calls")
     tables = (Table(f"What breaks {stats.name}", columns, rows, "property-accuracy"),) if rows else ()
     return Run(
-        findings=tuple(findings(stats, limits, None if stats.breakings or stats.elements else (COVERAGE.slug,))),
+        findings=tuple(findings(stats, limits, None if stats.breakings or stats.elements else ("coverage",))),
         coverage=stats.coverage,
         tables=tables,
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ampcheck.checks.speed.speedup import CHECK as SPEEDUP
 from ampcheck.core.run import Chart, Coverage, Finding, Run, Scalar, Series, Table
 from ampcheck.records.speed import ArmTimes, Rule, SpeedStats
 from ampcheck.records.threads import Threads
@@ -52,7 +51,7 @@ def _table(stats: SpeedStats) -> Table:
         f"speed of {stats.subject}",
         ("arm", "ms a call", "times as fast", "from", "to", "5th percentile", "lowest", "first call s"),
         [_row(stats, arm) for arm in stats.arms],
-        check=SPEEDUP.slug,
+        check="speedup",
         note=f"Median of {stats.cycles:,} paired cycles, reference seconds / arm seconds, 95 % bootstrap interval. "
         f"Noise between {stats.reference.name} and its twin: up to {noise:.2g} %. Ended: {stats.stopped}."
         + (f" All arms {stats.threads.fewer}." if stats.threads and stats.threads.fewer else ""),
@@ -71,4 +70,4 @@ def _spread(stats: SpeedStats) -> Chart:
         for arm in stats.arms
     ]
     title = f"time of one call of {stats.subject}"
-    return Chart("range", title, "milliseconds", series=rows, check=SPEEDUP.slug, scale="linear")
+    return Chart("range", title, "milliseconds", series=rows, check="speedup", scale="linear")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import SEVERITY, Finding, Run, Verdict, merge
 from ampcheck.numerics.checks import OBSERVABLE, observable
 from ampcheck.numerics.observe import block_run
 from ampcheck.records.numerics import NumericsStats
 
-VALUES = tuple(slug for slug in OBSERVABLE if slug != COVERAGE.slug)
+VALUES = tuple(slug for slug in OBSERVABLE if slug != "coverage")
 """The checks of the values of steps."""
 
 _BAD = (Verdict.FAIL, Verdict.WARN)
@@ -24,9 +23,9 @@ def together(values: list[Finding], steps: list[Finding]) -> list[Finding]:
     Where both judge a check, what is worse stays; of equal verdicts the values', which name the op.
     """
     named = {f.check for f in values if f.verdict in _BAD}
-    named = {check for check in named if _worst(values, check) <= _worst(steps, check)} - {COVERAGE.slug}
+    named = {check for check in named if _worst(values, check) <= _worst(steps, check)} - {"coverage"}
     kept = [f for f in steps if f.check not in named]
-    ahead = {f.check for f in kept if f.verdict in _BAD} - {COVERAGE.slug}
+    ahead = {f.check for f in kept if f.verdict in _BAD} - {"coverage"}
     failed = {(f.check, f.where.file, f.where.line) for f in kept if f.verdict is Verdict.FAIL and f.where.file}
     values = [f for f in values if f.verdict is Verdict.FAIL or (f.check, f.where.file, f.where.line) not in failed]
     return [*(f for f in values if f.check not in ahead or f.verdict in _BAD), *kept]
@@ -49,7 +48,7 @@ def with_values(steps: Run, stats: NumericsStats | None, plan: Plan, *, finished
 
     stats: None where these were not followed. finished: whether a step came to its end; else no check passes.
     """
-    wanted = [slug for slug in observable() if slug != COVERAGE.slug and plan.judges(slug)]
+    wanted = [slug for slug in observable() if slug != "coverage" and plan.judges(slug)]
     if stats is None or not wanted:
         return steps
     values = block_run(stats, plan.limits, wanted)

@@ -15,7 +15,10 @@ import examples
 import pytest
 
 import ampcheck.checks
+from ampcheck.compiled.accuracy import checks as accuracy
+from ampcheck.compiled.graph import checks as graphs
 from ampcheck.core.check import SECTIONS, Check, sections
+from ampcheck.speed.matrix import accuracy as matrix
 from ampcheck.training import judge, judge_running
 from ampcheck.training.monitor import judge as monitor
 
@@ -100,4 +103,5 @@ def test_checks_that_code_names_are_there() -> None:
     named = {node.value for node in asked if isinstance(node, ast.Constant)}
     assert named
     listed = {*judge.CHECKS, *judge_running.OBSERVED, *monitor.MONITORED}
+    listed |= {*accuracy.CHECKS, *graphs.GRAPH_CHECKS, *matrix.VALUES, *matrix.COMPILED}
     assert {*named, *listed} <= set(ampcheck.checks.REGISTRY)

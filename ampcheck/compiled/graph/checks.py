@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ampcheck.checks import findings
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.checks.always.coverage import of_graphs
-from ampcheck.checks.autocast.autocast_state import CHECK as AUTOCAST_STATE
 from ampcheck.checks.compile import cache_artifacts, cudagraph, eager_fallback, graph_break, recompile
 from ampcheck.core.check import Check
 from ampcheck.core.limits import GraphLimits
@@ -17,7 +16,7 @@ from ampcheck.records.graphs import GraphStats, Recompile
 COMPILER_CHECKS = tuple(str(one.CHECK) for one in (graph_break, recompile, eager_fallback, cache_artifacts, cudagraph))
 """The names of the checks that only graphs have."""
 
-GRAPH_CHECKS = (*COMPILER_CHECKS, str(AUTOCAST_STATE), str(COVERAGE))
+GRAPH_CHECKS = (*COMPILER_CHECKS, "autocast-state", str(COVERAGE))
 """The names of the checks on graphs."""
 
 _ROWS = 60

@@ -12,16 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
-from ampcheck.checks.compile.compiled_error import CHECK as COMPILED_ERROR
-from ampcheck.checks.compile.compiled_exception import CHECK as COMPILED_EXCEPTION
-from ampcheck.checks.compile.compiled_gradient import CHECK as COMPILED_GRADIENT
-from ampcheck.checks.range.flush import CHECK as FLUSH
-from ampcheck.checks.range.low_precision_error import CHECK as LOW_PRECISION_ERROR
-from ampcheck.checks.range.nonfinite_gradient import CHECK as NONFINITE_GRADIENT
-from ampcheck.checks.range.overflow import CHECK as OVERFLOW
-from ampcheck.checks.range.precision_loss import CHECK as PRECISION_LOSS
-from ampcheck.checks.range.silent_zero import CHECK as SILENT_ZERO
 from ampcheck.compiled.accuracy.checks import check_accuracy
 from ampcheck.compiled.accuracy.judge import measure_accuracy
 from ampcheck.core.errors import UsageError, as_result, brief
@@ -32,8 +22,8 @@ from ampcheck.core.subject import Subject
 from ampcheck.numerics import NumericsStats, check_numerics, measure_numerics
 from ampcheck.speed.steps import EAGER, PRECISIONS, Optimizer, tf32
 
-VALUES = tuple(map(str, (PRECISION_LOSS, OVERFLOW, NONFINITE_GRADIENT, SILENT_ZERO, FLUSH, LOW_PRECISION_ERROR)))
-COMPILED = tuple(map(str, (COMPILED_ERROR, COMPILED_GRADIENT, COMPILED_DTYPE, COMPILED_EXCEPTION)))
+VALUES = ("precision-loss", "overflow", "nonfinite-gradient", "silent-zero", "flush", "low-precision-error")
+COMPILED = ("compiled-error", "compiled-gradient", "compiled-dtype", "compiled-exception")
 
 _ORDER = (*(verdict for verdict in SEVERITY if verdict is not Verdict.SKIP), Verdict.SKIP)
 
@@ -96,10 +86,10 @@ class Judge:
             stats = replace(stats, errors=errors, faults=faults, no_backward="nothing is trained", prevented=False)
         findings = check_numerics(stats, self._limits(), VALUES)
         if precision == "float32":  # the user's own precision: its lost digits are no fault of a cell
-            lossy = PRECISION_LOSS.slug, Verdict.FAIL
+            lossy = "precision-loss", Verdict.FAIL
             findings = [replace(f, verdict=Verdict.WARN) if (f.check, f.verdict) == lossy else f for f in findings]
         outputs = [error.error for error in stats.errors if error.kind == "output"]
-        return judged(findings, VALUES, [PRECISION_LOSS.slug], max(outputs, default=None))
+        return judged(findings, VALUES, ["precision-loss"], max(outputs, default=None))
 
     def _judge_compiled(self, mode: str, precision: str) -> Judged:
         stats = measure_accuracy(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterator
 
 from ampcheck.checks import explain
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
-from ampcheck.checks.speed.regression import CHECK as REGRESSION
 from ampcheck.core.errors import UsageError
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Coverage, Finding, Run, Scalar, Table, Verdict, Where
@@ -26,7 +25,7 @@ def judge_history(history: History, check: str = "", progress: Progress = silent
     if check:
         explain(check)  # raises for an unknown one
     if history.speed is not None:
-        check = REGRESSION.slug
+        check = "regression"
     last, noun = len(history.versions.known) - 1, history.versions.noun
 
     def verdict(number: int, slug: str) -> Verdict | None:

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.autocast.locks.lock import DEVICES, LockTarget, write_lock
-from ampcheck.checks.always.coverage import CHECK as COVERAGE
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.process_memory import total_memory
 from ampcheck.core.run import Verdict
@@ -114,7 +113,7 @@ def rehearse(target: str, device: str, seconds: float) -> str:
         return brief(error)
     if run is None or run.coverage.seen.get("steps"):
         return ""
-    reasons = [finding.message for finding in run.by(COVERAGE.slug) if finding.verdict is not Verdict.PASS]
+    reasons = [finding.message for finding in run.by("coverage") if finding.verdict is not Verdict.PASS]
     reason = next(iter(reasons), "it stepped no optimizer")
     return _RAISED.sub("", reason)
 
