@@ -11,12 +11,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from ampcheck.core.environment import variables
+from ampcheck.core.environment import quiet, variables
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.subject import Subject
 
@@ -55,8 +54,7 @@ def build_target(target: str) -> Built:
 
     with _offline():
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with quiet():
                 architecture = _architecture(target)
         except UsageError:
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -15,6 +14,7 @@ from torch import nn
 
 from ampcheck.architectures.law import Change, Path, applied, reductions
 from ampcheck.architectures.roles import Role
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.text import listed
 
@@ -111,8 +111,7 @@ def _plans(architecture: Architecture) -> Iterator[dict[Path, Change]]:
 def _attempt(architecture: Architecture, changes: Mapping[Path, Change]) -> tuple[nn.Module, Inputs] | str:
     """The model and the first inputs with which it runs, or why there is none."""
     fields = applied(architecture.fields, changes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         try:
             with torch.device("meta"):
                 size = sum(weight.numel() for weight in architecture.construct(fields).parameters())
@@ -152,8 +151,7 @@ def _called(model: nn.Module, candidates: Callable[[nn.Module], Iterable[Inputs]
 def _failure(model: nn.Module, inputs: Inputs) -> str:
     """Why the model does not run with these inputs; "" where it does."""
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
+        with quiet(), torch.random.fork_rng(devices=[]):
             output = model(*inputs.args, **inputs.kwargs)
     except BaseException as error:  # noqa: BLE001  # a library's code may raise anything
         return f"forward({', '.join(inputs.kwargs)}) raised {brief(as_result(error))}"

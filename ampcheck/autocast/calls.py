@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.missing import MissingKernels
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, devices, registered, short
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError, as_result, brief, message_of
 from ampcheck.core.run import Where
 from ampcheck.core.subject import Call, Kind, Subject, as_subject
@@ -60,8 +60,7 @@ def measure_calls(
     error: BaseException | None = None
     no_backward = ""
     substitutes = nullcontext() if recorder.device == "cpu" else MissingKernels()
-    with seeded(), warnings.catch_warnings(), recorder.recording(), substitutes, trace:
-        warnings.simplefilter("ignore")
+    with seeded(), quiet(), recorder.recording(), substitutes, trace:
         try:
             for call in prepared.calls:
                 loss = _forward(prepared.blocks, call, low, subject)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,6 +27,7 @@ from ampcheck.autocast.redirect import Redirection
 from ampcheck.autocast.state import autocast_key, device_type, registered, short
 from ampcheck.core.arguments import DType
 from ampcheck.core.arm import Arm
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError
 from ampcheck.core.formats import format_of
 from ampcheck.records.policy import LOWER, OTHER, RECURRENT, OpPolicy, Policy, release_of
@@ -233,6 +233,5 @@ def _implement(library: torch.library.Library, name: str, kernel: Callable[..., 
         options["allow_override"] = True
     else:  # PyTorch 2.6 refuses a second kernel from Python, that of an emulation inside another
         library_kernels.discard(f"{library.ns}/{name}/{autocast_key('cpu')}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden is intended
+    with quiet():  # that a kernel is overridden is intended
         library.impl(name, kernel, autocast_key("cpu"), **options)  # type: ignore[no-untyped-call]

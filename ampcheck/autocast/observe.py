@@ -7,7 +7,6 @@ runs again by itself with the arguments that the model gave it.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from ampcheck.autocast.kernels import eligible
 from ampcheck.autocast.probe import low_dtype
 from ampcheck.autocast.state import device_type, short
 from ampcheck.checks.compile.compiled_dtype import CHECK as COMPILED_DTYPE
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.run import Finding, Table, Verdict, Where
 from ampcheck.core.subject import Kind, Subject, as_subject
@@ -116,8 +116,7 @@ def observe_ops(
     emulated = kind != "cpu" and not is_present(kind)
     calls, raised, unseen = _record(subject, policy, low)
     context = Emulation(policy, low) if emulated or kind == "cpu" else torch.autocast(kind, low)
-    with torch.no_grad(), context, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that are deprecated or slow
+    with torch.no_grad(), context, quiet():  # of kernels that are deprecated or slow
         if not emulated:
             on_device = partial(map_tensors, lambda tensor: tensor.to(kind))
             calls = [_Call(call.op, *on_device((call.args, call.kwargs))) for call in calls]
@@ -207,8 +206,7 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
 
 def _run(prepared: Prepared, low: torch.dtype, emulation: Emulation) -> str:
     """Forward; the message of its exception."""
-    with warnings.catch_warnings(), emulation, torch.autocast("cpu", low):
-        warnings.simplefilter("ignore")
+    with quiet(), emulation, torch.autocast("cpu", low):
         try:
             for call in prepared.calls:
                 with preserved_state():
@@ -225,10 +223,8 @@ def _called(prepared: Prepared, low: torch.dtype, policy: Policy) -> list[str]:
     """
     from torch.autograd.profiler_legacy import profile  # the newer one writes to the terminal
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with profile() as profiled:  # type: ignore[no-untyped-call]
-            _run(prepared, low, Emulation(policy))
+    with quiet(), profile() as profiled:  # type: ignore[no-untyped-call]
+        _run(prepared, low, Emulation(policy))
     events = profiled.function_events or ()
     packets = {event.name for event in events if "::" in event.name and not _inside_op(event)}
     names = [name for name in op_names() if name.partition(".")[0] in packets]

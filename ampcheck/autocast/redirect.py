@@ -6,7 +6,6 @@ On a machine without CUDA a region of `torch.autocast("cuda")` would switch itse
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from weakref import WeakKeyDictionary
@@ -14,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ampcheck.autocast.state import nesting
+from ampcheck.core.environment import quiet
 from ampcheck.torchtools.patching import observed, replaced
 from ampcheck.torchtools.regions import is_abandoned
 
@@ -105,7 +105,6 @@ class Redirection:
 
     def _restore(self) -> None:
         """Let a region that is used later mean its own device again."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the device is not there
+        with quiet():  # that the device is not there
             for region, values in list(self._arguments.items()):
                 torch.autocast.__init__(region, *values)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -31,7 +30,7 @@ from ampcheck.compiled.accuracy.comparison import EagerRun
 from ampcheck.compiled.accuracy.judge import CompiledRun, measure_compiled_run, run_eager
 from ampcheck.compiled.options import BlameOptions
 from ampcheck.core.arguments import LOW, DType, parse_dtypes
-from ampcheck.core.environment import environment
+from ampcheck.core.environment import environment, quiet
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
@@ -334,8 +333,7 @@ def measure_cost(
     subjects, threads = {"plain": plain, "changed": changed}, torch.get_num_threads()
     steps = {name: step_of(subject, config, device=device, backward=backward) for name, subject in subjects.items()}
     measurement = PairedMeasurement(steps, device=device, threads=Threads(threads, threads))
-    with seeded(device), warnings.catch_warnings(), dynamo_warnings_suppressed():
-        warnings.simplefilter("ignore")  # shown when the subject was judged
+    with seeded(device), quiet(), dynamo_warnings_suppressed():  # shown when the subject was judged
         measurement.warm_up()
         for _ in range(_PAIRS):
             measurement.run(0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -51,6 +52,14 @@ def variables(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings, such as those of code that runs for a measurement: the user's own run shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _flag(read: Callable[[], object]) -> Scalar:

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import tokenize
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -18,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import cache_home, write_atomically
 from ampcheck.core.run import Coverage, Finding, Run, Where
@@ -138,8 +138,7 @@ def _encoding(content: bytes) -> str:
 def parse(path: str, content: bytes) -> Source | None:
     """A file as rules read it; None of one that is no Python."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in the strings of others
+        with quiet():  # of escapes in the strings of others
             return Source(path, content.decode(_encoding(content)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of what nests too deeply
         return None

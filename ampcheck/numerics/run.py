@@ -3,7 +3,6 @@ receiver."""
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import has_torch_function
 
 from ampcheck.autocast.state import short
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Call
 from ampcheck.facts.memory import parts_of
@@ -117,8 +117,8 @@ def run_subject(
         leaves = _leaves(prepared, plan) if leaves is None else leaves
         run.no_backward = plan.no_backward or ("" if leaves else "nothing requires a gradient")
         _clear(leaves.values())
-        with seeded(plan.device) if plan.seeds else nullcontext(), warnings.catch_warnings(), ExitStack() as stack:
-            warnings.simplefilter("ignore")  # the user's own run shows them; as errors they would be the model's
+        seeds = seeded(plan.device) if plan.seeds else nullcontext()
+        with seeds, quiet(), ExitStack() as stack:  # as errors, warnings would be the model's
             if module_output is not None and prepared.root is not None:
                 stack.enter_context(_module_outputs(prepared.root, run, module_output))
             for context in (noting_streams(run, plan.device), *around, shadow or nullcontext()):

@@ -14,7 +14,7 @@ import torch
 
 from ampcheck.checks import findings
 from ampcheck.core.arguments import parse_flag, parse_integer
-from ampcheck.core.environment import environment
+from ampcheck.core.environment import environment, quiet
 from ampcheck.core.errors import UsageError
 from ampcheck.core.files import write_atomically
 from ampcheck.core.run import Coverage, Run, Table
@@ -248,10 +248,8 @@ def _uninitialised_is_nan() -> Iterator[None]:
     """Let PyTorch fill memory that nothing was written to with NaN, or the largest integer."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    import warnings
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
         try:

@@ -6,7 +6,6 @@ result however often, and in whatever order, it is run.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +18,7 @@ import torch
 from ampcheck.autocast.emulate import active, arm_of
 from ampcheck.autocast.missing import MissingKernels
 from ampcheck.core.arm import armed
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError, brief
 from ampcheck.core.formats import format_of
 from ampcheck.core.subject import Subject
@@ -88,8 +88,7 @@ class Runner:
     def differentiable(self) -> Iterator[Callable[..., Any]]:
         """The callable in float64, for gradients of its inputs."""
         model, root = self._float64.model, self._float64.root
-        with warnings.catch_warnings(), torch.enable_grad(), seeded(self.device), preserved_objects(model, root):
-            warnings.simplefilter("ignore")  # the user's own run shows them
+        with quiet(), torch.enable_grad(), seeded(self.device), preserved_objects(model, root):
             yield model
 
     @cached_property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import SubjectError, UsageError, as_result, brief, require_ran
 from ampcheck.core.subject import Call, Kind, Subject
 from ampcheck.torchtools import dynamo
@@ -67,8 +67,7 @@ def prepare(subject: Subject, *, device: str = "cpu", to: torch.dtype | None = N
 
     try:
         for module in copies:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch's, of modules inside TorchScript
+            with quiet():  # PyTorch's, of modules inside TorchScript
                 module._apply(move)  # type: ignore[no-untyped-call]
         calls = _mapped(move, calls)
     except BaseException as error:  # devices and subclasses raise errors of their own
@@ -225,8 +224,7 @@ def _copy_scripts(modules: list[torch.nn.Module], memo: dict[int, Any]) -> None:
 
 def _reloaded(script: torch.jit.ScriptModule | torch.jit.ScriptFunction[Any, Any]) -> torch.nn.Module:
     """A copy of TorchScript through its file format; of a function, a module that runs it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's, that TorchScript is deprecated
+    with quiet():  # PyTorch's, that TorchScript is deprecated
         buffer = io.BytesIO()
         torch.jit.save(script, buffer)
         buffer.seek(0)

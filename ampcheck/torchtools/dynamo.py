@@ -14,7 +14,6 @@ import re
 import runpy
 import sys
 import types
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ampcheck.core.environment import variables
+from ampcheck.core.environment import quiet, variables
 from ampcheck.core.errors import UsageError
 from ampcheck.torchtools.patching import once_imported, replaced, without_warning
 
@@ -80,8 +79,7 @@ def backend(name: str) -> Callable[[fx.GraphModule, Any], Callable[..., Any]]:
 def reset() -> None:
     """Forget everything that was compiled; functions are compiled again when they are next called."""
     if "torch._dynamo" in sys.modules:  # whose import takes a second
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of modules of torch that it imports
+        with quiet():  # of modules of torch that it imports
             torch.compiler.reset()
 
 

@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 import torch.backends.opt_einsum  # PyTorch 2.6 imports it late
 
+from ampcheck.core.environment import quiet
 from ampcheck.torchtools.global_state import KERNELS, Setting, flags_at, read_state, restore_state
 from ampcheck.torchtools.subnormals import flushed_here
 
@@ -141,8 +142,7 @@ def random_state_key() -> tuple[int, ...]:
 
 def _run(restores: list[Restore]) -> None:
     """Run each of them, even if another raises."""
-    with warnings.catch_warnings(), ExitStack() as stack:
-        warnings.simplefilter("ignore")
+    with quiet(), ExitStack() as stack:
         for restore in restores:
             stack.callback(restore)
 
@@ -150,8 +150,7 @@ def _run(restores: list[Restore]) -> None:
 def _saved(settings: list[Setting]) -> list[Restore]:
     """A function for each setting that restores its present value. One that cannot be read is left out."""
     restores: list[Restore] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns of settings that it is about to rename
+    with quiet():  # PyTorch warns of settings that it is about to rename
         for read, write in settings:
             with suppress(*_REFUSED):
                 restores.append(functools.partial(_restore, read, write, read()))

@@ -13,7 +13,7 @@ from ampcheck.autocast.judge import judge_use
 from ampcheck.checks import REGISTRY, added, findings, for_kind
 from ampcheck.checks.causes import with_causes
 from ampcheck.core.arguments import parse_checks, parse_integer
-from ampcheck.core.environment import environment
+from ampcheck.core.environment import environment, quiet
 from ampcheck.core.errors import UsageError
 from ampcheck.core.limits import Limits
 from ampcheck.core.plan import Plan
@@ -33,7 +33,7 @@ from ampcheck.training.distributed.ranks import agreed, earliest, ending_alike, 
 from ampcheck.training.distributed.replicas import compare_ranks, judge_replicas
 from ampcheck.training.distributed.sums import sums_table
 from ampcheck.training.gradients import summary as of_gradients
-from ampcheck.training.loop import STEPS, TrainingLoop, quiet
+from ampcheck.training.loop import STEPS, TrainingLoop
 from ampcheck.training.observed import Observed, check_observed, observe, prevented, unjudged
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.sums import reduction_table

@@ -9,6 +9,7 @@ from ampcheck.checks import REGISTRY, added
 from ampcheck.checks import findings as findings_of
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.core.environment import quiet
 from ampcheck.core.plan import Plan
 from ampcheck.core.run import Coverage, ModelMap, Run, Verdict, merge
 from ampcheck.core.subject import Kind
@@ -19,7 +20,7 @@ from ampcheck.records.numerics import NumericsStats
 from ampcheck.records.resume import SavedStates
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.training.judge import CHECKS, STAGES, Context, judge_finite
-from ampcheck.training.loop import STEPS, LoopShadow, quiet
+from ampcheck.training.loop import STEPS, LoopShadow
 from ampcheck.training.observed import check_observed, unjudged
 from ampcheck.training.reductions.sums import reduction_stats, reduction_table
 from ampcheck.training.running import TrainingWatch

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -244,14 +243,6 @@ def _contained(value: object, path: str, depth: int = 4) -> Iterator[tuple[str, 
     elif isinstance(value, (Mapping, list, tuple, deque)) and depth:
         for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _contained(part, f"{path}.{key}", depth - 1)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warnings of steps that are run for a measurement; the user's own run shows them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def plain_values(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from ampcheck.autocast.placement import is_open
 from ampcheck.checks import REGISTRY
 from ampcheck.checks.always import judge_unfollowed
 from ampcheck.checks.always.coverage import CHECK as COVERAGE
+from ampcheck.core.environment import quiet
 from ampcheck.core.run import Finding, Verdict, Where
 from ampcheck.core.text import listed
 from ampcheck.numerics.measure import unfollowed
@@ -26,7 +27,7 @@ from ampcheck.records.state import Role, StateDtypeStats
 from ampcheck.training.distributed.replicas import RankReplicas, ReplicaWatch
 from ampcheck.training.following import Following
 from ampcheck.training.gradients.watch import FUNCTIONAL
-from ampcheck.training.loop import TrainingLoop, parameters_of, quiet
+from ampcheck.training.loop import TrainingLoop, parameters_of
 from ampcheck.training.protocol.recorder import Recorder
 from ampcheck.training.reductions.sums import reduction_stats
 from ampcheck.training.scale.invariance import measure_invariance

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ampcheck.core.arguments import parse_integer
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import UsageError, as_result, brief
 from ampcheck.core.progress import Progress
 from ampcheck.core.subject import Kind, Subject, as_subject
@@ -28,7 +29,7 @@ from ampcheck.torchtools.patching import Observer
 from ampcheck.torchtools.private import without_modes
 from ampcheck.torchtools.pytree import tensors
 from ampcheck.torchtools.seeds import seeded
-from ampcheck.training.loop import TrainingLoop, parameters_of, quiet
+from ampcheck.training.loop import TrainingLoop, parameters_of
 from ampcheck.training.stopping import ended_after
 from ampcheck.whatif.linear import LinearMode, Products
 from ampcheck.whatif.recipes import PRODUCTS, Recipe, parse_recipes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from ampcheck.compiled.graph.recorder import GraphRecorder
 from ampcheck.compiled.graph.run import Passes
 from ampcheck.compiled.graph.trace import FIRST, LATE, WARM
 from ampcheck.core.arguments import is_number
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import as_result
 from ampcheck.core.subject import Kind, Subject
 from ampcheck.numerics.compiled import dynamo_warnings_suppressed
@@ -108,8 +108,7 @@ def measure_own_code(
 
 def _taken(steps: Sequence[Callable[[], object]], passes: Passes, lost: list[str]) -> Iterator[int]:
     """The number of each step before it runs, up to the first that raises. lost: gets results that are not finite."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the user's own run shows them
+    with quiet():  # the user's own run shows them
         for number, step in enumerate(steps):
             yield number
             try:

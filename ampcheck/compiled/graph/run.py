@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import as_result, brief
 from ampcheck.core.subject import Call, Subject
 from ampcheck.numerics.record import Execution
@@ -166,8 +166,7 @@ class Runner:
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
-        with seeded(self.device), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the user's own run shows them; as errors they would be the model's
+        with seeded(self.device), quiet():  # the user's own run shows them; as errors they would be the model's
             yield
 
     def _guarded(self, blocks: Blocks, call: Call) -> Execution:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,6 +14,7 @@ from torch import nn
 
 from ampcheck import demo
 from ampcheck.autocast.device import place
+from ampcheck.core.environment import quiet
 from ampcheck.core.errors import brief
 from ampcheck.core.progress import Progress, silent
 from ampcheck.core.run import Finding, Run, Scalar, Table
@@ -80,13 +80,11 @@ def measure_flow(
         if arm and (reason := lacks(arm, placement.device)):
             lacking[arm] = reason
             continue
-        with torch.no_grad(), warnings.catch_warnings(), placement.entered():
-            warnings.simplefilter("ignore")  # a model's own deprecations
-            with _recorded(model) as dtypes, Trace(model) as trace:
-                # Built inside: without the device PyTorch would disable it.
-                autocast: Any = torch.autocast(kind, getattr(torch, arm)) if arm else nullcontext()
-                with autocast:
-                    model(*args, **kwargs)
+        with torch.no_grad(), quiet(), placement.entered(), _recorded(model) as dtypes, Trace(model) as trace:
+            # Built inside: without the device PyTorch would disable it.
+            autocast: Any = torch.autocast(kind, getattr(torch, arm)) if arm else nullcontext()
+            with autocast:
+                model(*args, **kwargs)
         widened = Counter(
             event.where.module
             for event in trace.events

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcheck.core.environment import quiet
 from ampcheck.core.run import Where
 from ampcheck.demo import CharTransformer, corpus
 from ampcheck.records.faults import OVERFLOW
@@ -190,8 +190,7 @@ class Loop:
         self.optimizer.zero_grad()
         for update in (False, True):
             shadow = Shadow(None if update else self.model)
-            with warnings.catch_warnings(), shadow:
-                warnings.simplefilter("ignore")
+            with quiet(), shadow:
                 if update:
                     self.scaler.step(self.optimizer)
                 else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ampcheck.core.environment import quiet
 from ampcheck.core.formats import format_of
 from ampcheck.core.run import Scalar, Table
 from ampcheck.facts.norms import distance
@@ -46,8 +46,7 @@ def _flags() -> dict[str, Scalar]:
 def _read(read: Callable[[], Any]) -> Scalar:
     """A flag; PyTorch refuses to read the old ones once a program has set their successors, and the other way round."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the old names are deprecated
+        with quiet():  # the old names are deprecated
             value = read()
     except RuntimeError:
         return REFUSED

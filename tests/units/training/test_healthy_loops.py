@@ -11,9 +11,10 @@ from healthy_loops import LOOPS
 
 import ampcheck
 from ampcheck.audit import audit
+from ampcheck.core.environment import quiet
 from ampcheck.core.run import Verdict
 from ampcheck.core.subject import as_subject
-from ampcheck.training.loop import STEPS, TrainingLoop, quiet
+from ampcheck.training.loop import STEPS, TrainingLoop
 
 assert all((healthy_optimizers, healthy_protocols, healthy_variants))
 
