@@ -86,6 +86,15 @@ class FollowedUpdates(TensorUpdates):
     uncarried: int = 0
     samples: list[Sample] = field(default_factory=list)
 
+    def not_carried(self, missed: int, names: tuple[str, ...]) -> int:
+        """Return how many of the updates that are missed no other tensor may hold. names: of those that may hold them,
+        which is decided later."""
+        if names:
+            self.candidates.append((missed, names))
+            return 0
+        self.uncarried += 1
+        return missed
+
     def settle(self) -> None:
         """Decide what carries the lost updates: a tensor that does in most of the steps, as a compensation does in all.
 
@@ -248,8 +257,9 @@ class UpdateWatch:
             updates.random |= resident.role is Role.PARAMETER and bool((noise < 0.5).all())
         missed = int(lost.sum())
         if missed > _CARRIED_FROM * int(moved.sum()):
-            entered = self._entered[resident.role, resident.name]
-            missed = _not_carried(updates, missed, carriers, (resident, before.exact + update, new), entered)
+            true, entered = before.exact + update, self._entered[resident.role, resident.name]
+            names = carriers.of(resident, true, new) or carriers.of(resident, true, new, entered)
+            missed = updates.not_carried(missed, names)
         updates.lost += missed
         update = torch.where(moved, update, 0.0)
         opaque = written is not None and not written.op.startswith("aten::")
@@ -268,26 +278,6 @@ class UpdateWatch:
             added = torch.where(added.abs() > _NOISE * old.abs(), added, 0.0)
             values, after, change, rest = (_spread(part, _SAMPLE).cpu() for part in (old, new, update, added))
             updates.samples.append(Sample(values, after, change, rest, self._rates.get(updates.name, math.nan)))
-
-
-def _not_carried(
-    updates: FollowedUpdates,
-    missed: int,
-    carriers: _Carriers,
-    lost: tuple[Resident, torch.Tensor, torch.Tensor],
-    entered: torch.Tensor,
-) -> int:
-    """Return how many of the updates that are missed no other tensor may hold; those that hold them are noted as
-    candidates.
-
-    lost: the tensor, its true values, and those that it has. entered: its error before its first update.
-    """
-    names = carriers.of(*lost) or carriers.of(*lost, entered)
-    updates.uncarried += not names
-    if not names:
-        return missed
-    updates.candidates.append((missed, names))
-    return 0
 
 
 def rounds_at_random(tensors: Sequence[FollowedUpdates]) -> bool:
