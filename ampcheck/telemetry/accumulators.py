@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -167,7 +167,7 @@ class Accumulator:
         for number, site in enumerate(self.tables.sites):
             known = {"smallest": math.inf, "first": math.inf} | {name: values[number] for name, values in sums.items()}
             yield SiteStats(
-                where=site.where(path_of(owner, site.base, site.module)),
+                where=replace(site.at, module=path_of(owner, site.base, site.at.module)),
                 format=site.format,
                 cast=site.cast,
                 weight=path_of(owner, site.base, site.weight) if site.weight else "",

@@ -42,7 +42,8 @@ class Level(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One measured value. base and module: the frame's name of the object that the path starts from, and the path.
+    """One measured value. at: where it is computed, with the path of its module from the object that the frame calls
+    `base`.
 
     format: the format whose thresholds count. cast: whether a wider value is rounded to it here; without it the value
     is in that format already. op: of the user's model, such as `aten::gelu`. weight: the path of the parameter or
@@ -52,12 +53,8 @@ class Site:
     written into it. order: its number in the graph.
     """
 
-    phase: str
     base: str
-    module: str
-    op: str
-    file: str
-    line: int | None
+    at: Where
     format: str
     cast: bool
     weight: str = ""
@@ -66,10 +63,6 @@ class Site:
     fed: bool = False
     infinite: bool = False
     order: int = 0
-
-    def where(self, module: str) -> Where:
-        """The location for a finding, with the module's path in the whole model."""
-        return Where(self.phase, module, self.op, self.file, self.line)
 
 
 def select_sites(graph: fx.Graph, level: Level, phase: str, sources: Sequence[str] = ()) -> dict[fx.Node, Site]:
@@ -198,8 +191,9 @@ def _sites(
         past[node] = before
         if node in selected:
             label, dtype, cast = selected[node].label, selected[node].dtype, selected[node].cast
-            origin = (_phase(label, phase), *_module(label), _op(label), *_line(label))
-            site = Site(*origin, format_of(dtype).name, cast, weights.get(node, ""))
+            base, module = _module(label)
+            at = Where(_phase(label, phase), module, _op(label), *_line(label))
+            site = Site(base, at, format_of(dtype).name, cast, weights.get(node, ""))
             past[node] = _Past(frozenset((len(sites),)))
             sites[node] = replace(
                 site,

@@ -11,6 +11,7 @@ import torch
 from telemetry_models import Stack, batch, step
 from torch import fx
 
+from ampcheck.core.run import Where
 from ampcheck.records.telemetry import TelemetryStats
 from ampcheck.telemetry import op_by_op
 from ampcheck.telemetry.accumulators import GraphAccumulators
@@ -47,7 +48,7 @@ def graph_of(build: Callable[[fx.Graph, fx.Node], fx.Node]) -> tuple[fx.GraphMod
 
 
 def site(*, cast: bool) -> Site:
-    return Site("forward", "", "", "aten::mm", "", None, "float16", cast)
+    return Site("", Where("forward", op="aten::mm"), "float16", cast)
 
 
 def seen_beside(build: Callable[[fx.Graph, fx.Node], fx.Node], value: torch.Tensor, *, cast: bool) -> dict[str, float]:

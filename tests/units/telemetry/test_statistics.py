@@ -201,7 +201,7 @@ def test_counts_of_the_compiled_graph_are_those_of_eager_kernels(compared: list[
         exact += len(graph.sites) - len(differing)
     assert sites >= 100
     assert exact >= 0.9 * sites
-    assert {site.phase for graph in compared for site in graph.sites} == {"forward", "backward"}
+    assert {site.at.phase for graph in compared for site in graph.sites} == {"forward", "backward"}
 
 
 def test_the_planted_low_range_reaches_every_threshold(compared: list[Compared]) -> None:

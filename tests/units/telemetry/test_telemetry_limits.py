@@ -13,6 +13,7 @@ from telemetry_models import seen_in
 from torch import nn
 
 from ampcheck import UsageError, watch
+from ampcheck.core.run import Where
 from ampcheck.telemetry import telemetry as telemetry_module
 from ampcheck.telemetry.accumulators import GraphAccumulators
 from ampcheck.telemetry.graph_variants import GraphVariants
@@ -22,7 +23,7 @@ from ampcheck.telemetry.telemetry import Telemetry
 
 
 def site(*, cast: bool, format: str = "float16") -> Site:
-    return Site("forward", "", "up", "aten::mm", "", None, format, cast)
+    return Site("", Where("forward", "up", "aten::mm"), format, cast)
 
 
 def test_nan_is_no_zero_and_nothing_is_flushed_below_nothing() -> None:
