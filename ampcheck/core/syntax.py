@@ -26,12 +26,22 @@ def dotted(node: ast.AST | None) -> str:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
+def statements_in(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement of a file in order, and the handlers and cases that contain some; no expression is entered."""
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        yield (node := nodes.pop())
+        fields = (getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases"))
+        inner = [part for field in fields if isinstance(field, list) for part in field]  # of a lambda it is none
+        nodes += reversed(inner)
+
+
 def imported_names(tree: ast.Module, package: Callable[[ast.ImportFrom], str]) -> Iterator[tuple[str, str]]:
     """The names that imports anywhere in a file make, with what they stand for: `nn` and `torch.nn`.
 
     package: of a relative import.
     """
-    for node in ast.walk(tree):
+    for node in statements_in(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2

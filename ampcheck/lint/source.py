@@ -120,7 +120,7 @@ class Source:
     def _regions(self) -> dict[str, Region]:
         """Autocast regions that are kept under a name, such as `ctx = torch.autocast("cuda")`."""
         kept = dict[str, Region]()
-        for node in ast.walk(self.tree):
+        for node in ast.walk(self.tree) if "autocast" in self.text else ():
             if isinstance(node, ast.Assign):
                 for region in filter(None, map(self.region, ast.walk(node.value))):
                     kept.update((name, region) for name in map(dotted, node.targets) if name)
@@ -211,6 +211,9 @@ _BRANCHES: dict[type[ast.AST], tuple[str, ...]] = {
 }
 """The fields of statements whose parts exclude each other; each handler and each case is a part of its own."""
 
+_LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+"""Nodes that contain none of what is read."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Around:
@@ -277,7 +280,7 @@ class _Reader:
                 self._block(value, around)
             else:
                 for part in value if isinstance(value, list) else (value,):
-                    if isinstance(part, ast.AST):
+                    if isinstance(part, ast.AST) and not isinstance(part, _LEAVES):
                         self._visit(part, around)
 
     def _with(self, node: ast.With | ast.AsyncWith, around: _Around) -> None:
@@ -306,13 +309,14 @@ class _Reader:
 
     def _call(self, node: ast.Call, around: _Around) -> None:
         calls = around.scope.calls
-        receiver, method = "", self.source.resolve(node.func).rpartition(".")[2]
+        name = self.source.resolve(node.func)
+        receiver, method = "", name.rpartition(".")[2]
         if isinstance(node.func, ast.Attribute):
-            receiver, method = ast.unparse(node.func.value), node.func.attr
+            receiver, method = dotted(node.func.value) or ast.unparse(node.func.value), node.func.attr
         calls.append(
             Call(
                 node,
-                self.source.resolve(node.func),
+                name,
                 receiver,
                 method,
                 len(calls),
