@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis import strategies as st
+from hypothesis.errors import HypothesisException, NoSuchExample
 
 from ampcheck.autocast.asked import cuda_where_asked
 from ampcheck.autocast.device import place
@@ -36,9 +39,6 @@ from ampcheck.search.loop import Search, SearchOptions
 from ampcheck.search.reproduce import write_test
 from ampcheck.search.runner import Runner
 from ampcheck.torchtools.restore import restoring
-
-if TYPE_CHECKING:
-    from hypothesis import strategies as st
 
 
 @cuda_where_asked
@@ -190,8 +190,6 @@ def _domain(ranges: Mapping[str, tuple[float, float]], domain: tuple[float, floa
 
 def _required(model: object, inputs: object, invariances: object) -> list[Circumstance]:
     """The circumstances of a search, whose arguments are what they must be."""
-    from hypothesis import strategies as st
-
     if not callable(model):
         raise UsageError(f"assert_property needs a module or a function; found {type(model).__name__}")
     if not isinstance(inputs, st.SearchStrategy):
@@ -212,9 +210,6 @@ def _required(model: object, inputs: object, invariances: object) -> list[Circum
 
 def _first(inputs: st.SearchStrategy[Any]) -> Example:
     """The simplest example, which shows what the model is called with."""
-    from hypothesis import HealthCheck, Phase, find, settings
-    from hypothesis.errors import HypothesisException, NoSuchExample
-
     quick = settings(
         max_examples=1, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), deadline=None
     )
