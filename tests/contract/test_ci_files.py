@@ -14,6 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from ampcheck.checks.range.overflow import CHECK as OVERFLOW
 from ampcheck.cli.main import _parser
@@ -318,3 +324,17 @@ def test_the_manifest_is_valid_by_pre_commit():
     command = [sys.executable, "-m", "pre_commit", "validate-manifest", str(HOOKS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_conda_recipe_requires_what_the_project_does() -> None:
+    recipe = yaml.safe_load((ROOT / ".ci" / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [Requirement(text) for text in project["dependencies"]]
+    names = {"torch": "pytorch"}
+    expected = [f"python {project['requires-python']}"]
+    expected += [f"{names.get(one.name, one.name)} {one.specifier}" for one in required]
+    assert recipe["requirements"]["run"] == expected
+    assert recipe["context"]["version"] == project["version"]
+    assert recipe["about"]["summary"] == project["description"]
+    (name, target), *_ = project["scripts"].items()
+    assert recipe["build"]["python"]["entry_points"] == [f"{name} = {target}"]
