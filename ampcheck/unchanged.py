@@ -31,7 +31,7 @@ from ampcheck.records.numerics import COMPILED
 from ampcheck.stream.calls import subscribed
 from ampcheck.torchtools.contexts import attributes, contexts_of, set_attributes
 from ampcheck.torchtools.interception import calls_of_compile
-from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.source import at_users_line
 from ampcheck.training import judge_running
 from ampcheck.training.distributed.ranks import world_size
 from ampcheck.training.judge import judge_training
@@ -119,9 +119,7 @@ def _neither_trained_nor_returned(subject: Subject, error: BaseException | None)
     judged = "a function is judged as it trains, by what it computes in 16 bits, or by what it returns: (model, args)"
     if error is None:
         return f"{subject.name} returned nothing, stepped no optimizer, and computed nothing in 16 bits: {judged}"
-    file, line = users_place(error)
-    place = f" at {file}:{line}" if line is not None else ""
-    return f"{subject.name} raised {brief(error)}{place}, before any step of an optimizer: {judged}"
+    return f"{subject.name} raised {brief(error)}{at_users_line(error)}, before any step of an optimizer: {judged}"
 
 
 def _without_kernels(runs: Sequence[Run], lack: Finding) -> Run:

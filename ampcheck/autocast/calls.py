@@ -94,14 +94,13 @@ def _backward(loss: object) -> str:
 
 
 def _raised(error: BaseException, recorder: CallRecorder, trace: Trace) -> Raised:
-    file, line = users_place(error)
     banned = recorder.banned
     if banned is not None and recorder.policy.ops[banned.op].raises in message_of(error):
         return Raised(brief(error), banned.op, banned.where)
     through = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     if trace.failed is not None and Trace.see.__code__ in through:  # not one that the model caught
         return Raised(brief(error), trace.failed.where.op, trace.failed.where)
-    return Raised(brief(error), "", Where(phase="forward", file=file, line=line))
+    return Raised(brief(error), "", Where("forward", "", "", *users_place(error)))
 
 
 class CallRecorder:

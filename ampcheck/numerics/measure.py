@@ -43,7 +43,7 @@ from ampcheck.shadow.compare import compare_shadowed, examine_value, with_totals
 from ampcheck.torchtools.copying import Prepared, modules_of, prepare, trains
 from ampcheck.torchtools.private import FakeTensor, without_modes
 from ampcheck.torchtools.pytree import is_plain
-from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.source import at_users_line, users_place
 
 LOSS_SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 """Where torch.amp.GradScaler starts, and what it backs off to; float16 is judged at the first without overflow."""
@@ -322,8 +322,7 @@ def _raised(subject: Subject, run: _ShadowedRun) -> Raised | None:
     if ours:
         outcome.no_backward, outcome.prevented = f"{reason}: {message}", trains(subject)
         return None
-    file, line = users_place(float32.error)
-    place = f" at {file}:{line}" if file else ""
+    place = at_users_line(float32.error)
     raise UsageError(
         f"{subject.name} raises in float32 too, in {float32.phase}{place} ({brief(float32.error)}); "
         "a model is judged in low precision once it runs in float32"
@@ -347,8 +346,7 @@ def _place(run: _ShadowedRun, outcome: Execution) -> Where:
     names = {id(m): n for n, m in root.named_modules()} if root is not None else {}
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     inside = [names[id(frame.f_locals.get("self"))] for frame in frames if id(frame.f_locals.get("self")) in names]
-    file, line = users_place(error)
-    return Where(phase=outcome.phase, module=inside[-1] if inside else "", file=file, line=line)
+    return Where(outcome.phase, inside[-1] if inside else "", "", *users_place(error))
 
 
 def _cut(prepared: Prepared, outcome: Execution) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ampcheck.torchtools.closures import walk
 from ampcheck.torchtools.copying import Prepared
 from ampcheck.torchtools.dynamo import uncompiled
 from ampcheck.torchtools.pytree import is_plain, like, map_tensors, tensors
-from ampcheck.torchtools.source import users_place
+from ampcheck.torchtools.source import at_users_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,7 @@ def raise_from(side: Side, error: BaseException, phase: str = "forward") -> NoRe
         raise NoBackwardError(text) from error
     if phase == "backward":
         raise UsageError(f"the backward pass of {side.name} raised {text}") from error
-    file, line = users_place(error)
-    place = f" at {file}:{line}" if file else ""
-    raise UsageError(f"side {side.name} raised {text}{place}") from error
+    raise UsageError(f"side {side.name} raised {text}{at_users_line(error)}") from error
 
 
 class LiveCall:

@@ -56,8 +56,8 @@ class Evaluator:
         reason = lacking(error, kernels=True)
         if outside := reason or self.runner.float32_error(example, around):
             return Look(outside=outside, lacking=reason), None
-        file, line = users_place(error)
-        return Look([Problem(RAISES, detail=brief(error), where=Where("forward", file=file, line=line))]), None
+        where = Where("forward", "", "", *users_place(error))
+        return Look([Problem(RAISES, detail=brief(error), where=where)]), None
 
     def _look_at_compiled(self, compiled: Compiled, example: Example, eager: Judged) -> list[Problem]:
         """Compiled code must keep the bounds that eager mode keeps."""

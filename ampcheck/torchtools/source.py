@@ -238,6 +238,12 @@ def users_place(error: BaseException) -> tuple[str, int | None]:
     return (short_path(lines[-1][0]), lines[-1][1]) if lines else ("", None)
 
 
+def at_users_line(error: BaseException) -> str:
+    """` at file:line` of the user's code, for a message; empty where none is known."""
+    file, line = users_place(error)
+    return f" at {file}:{line}" if file else ""
+
+
 def _is_pythons(path: str) -> bool:
     return path.startswith(_PYTHON) and "-packages" + os.sep not in path
 
@@ -274,9 +280,7 @@ def users_error(error: BaseException, name: str) -> UsageError:
     """The error for an exception that the user's own code raised outside of its run; any other is raised again."""
     if not _is_the_users(as_result(error)):
         raise error
-    file, line = users_place(error)
-    where = f" at {file}:{line}" if file else ""
-    return UsageError(f"{name} cannot be judged: its own code raises {brief(error)}{where}")
+    return UsageError(f"{name} cannot be judged: its own code raises {brief(error)}{at_users_line(error)}")
 
 
 def _is_the_users(error: BaseException) -> bool:

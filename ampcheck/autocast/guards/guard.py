@@ -85,8 +85,7 @@ class AutocastObservation:
             calls[replace(call, caught=not any(error is cause for cause in causes))] += 1
         raised = None
         if self._error is not None:
-            file, line = users_place(self._error)
-            where = Where(op=scaler_method(self._error), file=file, line=line)
+            where = Where("", "", scaler_method(self._error), *users_place(self._error))
             raised = Raised(type(self._error).__name__, str(self._error), where)
         counts = {**recorder.counts, "cached casts": recorder.casts.seen}
         if "autocast-state" in self.checks:

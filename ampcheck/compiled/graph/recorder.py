@@ -144,9 +144,9 @@ def _run_error(passes: Passes) -> RunError | None:
     if passes.error is None:
         return None
     kind = type(passes.error).__name__
-    file, line = users_place(passes.eager or passes.error)  # compiled code raises from a file that nobody wrote
     eager = (brief(passes.eager) if passes.eager is not None else "") if passes.compared else None
-    where = Where("compile", file=file, line=line)
+    # Compiled code raises from a file that nobody wrote.
+    where = Where("compile", "", "", *users_place(passes.eager or passes.error))
     return RunError(brief(passes.error), kind, eager, kind in _EXPECTED, where, lacking(passes.error))
 
 
