@@ -108,10 +108,9 @@ def unimitated(error: BaseException, subject: str) -> Finding | None:
     name = not_imitated(message_of(error)) if isinstance(error, Exception) else ""
     if not name:
         return None
-    file, line = _place(error)
     text = brief(error).partition(". ")[0]
     message = f"not judged from here on: it needs CUDA itself ({name}), which a CPU cannot imitate: {text}"
-    return COVERAGE.incomplete(subject, message, where=Where(file=file, line=line), hint=NEEDS_CUDA)
+    return COVERAGE.incomplete(subject, message, where=Where("", "", "", *_place(error)), hint=NEEDS_CUDA)
 
 
 def _place(error: BaseException) -> tuple[str, int | None]:

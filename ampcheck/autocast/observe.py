@@ -190,10 +190,9 @@ def _record(subject: Subject, policy: Policy, low: torch.dtype) -> tuple[list[_C
         if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in inputs):
             unseen["a call with a subclass of Tensor"] += 1
             return
-        file, line = users_line(sys._getframe())
         target = torch.float32 if rule in (SET_DTYPE, APPEND_DTYPE) and eligible(args[0]) else cast
         compute = [target if target is not None and eligible(tensor) else tensor.dtype for tensor in inputs]
-        where = Where(phase="forward", module=scopes.current, op=op, file=file, line=line)
+        where = Where("forward", scopes.current, op, *users_line(sys._getframe()))
         dtypes = tuple(short(tensor.dtype) for tensor in inputs)
         record = OpDtype(op, rule, dtypes, tuple(map(short, compute)), where=where)
         with torch.no_grad(), excluding_keys(outside):  # else it would see its own calls

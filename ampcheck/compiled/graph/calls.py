@@ -210,8 +210,7 @@ class CallProfiler:
             return
         if not in_compiled_region(frame.f_back):
             if id(owner) in self._watched and id(owner) not in self.passed_by:
-                file, line = users_line(frame.f_back)
-                self.passed_by[id(owner)] = Where("compile", file=file, line=line)
+                self.passed_by[id(owner)] = Where("compile", "", "", *users_line(frame.f_back))
             return
         self._alive.append(owner)
         name = self._names.get(id(owner), type(owner).__name__) if kind == "forward" else code.co_name
@@ -232,8 +231,7 @@ class CallProfiler:
         info = value[1] if isinstance(value, tuple) else value
         groups = getattr(info, "artifacts", None) or {}
         keys = tuple(str(key) for group in groups.values() for key in group)
-        file, line = users_line(frame.f_back)
-        where = Where("compile", file=file, line=line)
+        where = Where("compile", "", "", *users_line(frame.f_back))
         self.artifacts.append(ArtifactCall(action, keys, len(self._log.graphs), len(self._log.hits), where))
 
 

@@ -93,8 +93,8 @@ class CompileLog:
             if (found := read_break(record.text)) is not None:
                 self._break(found)
         elif record.name == "recompile_reasons":
-            file, line = users_line(_innermost_of_torch(sys._getframe()))
-            self._reasons[record.compile_id] = record.text, Where("compile", file=file, line=line)
+            where = Where("compile", "", "", *users_line(_innermost_of_torch(sys._getframe())))
+            self._reasons[record.compile_id] = record.text, where
         elif record.name == "compilation_metrics":
             self._compiled(record)
         elif cache in _CACHES:
