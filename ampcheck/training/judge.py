@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 
 import torch
 
@@ -130,13 +130,12 @@ def _gradients(context: Context) -> Run:
     if stats.skipped:
         why = REGISTRY["loss-scale"].incomplete(stats.subject, f"not judged: {stats.skipped}", hint=stats.hint)
         judged = [why if f.verdict is Verdict.SKIP else f for f in judged]
-    tables = [of_gradients.gradient_table(stats), *map(of_scales.loss_scale_table, scales)]
-    charts = [*map(of_scales.loss_scale_chart, scales), *map(of_scales.window_chart, scales)]
+    views = of_scales.loss_scale_chart, of_scales.window_chart
     return Run(
         findings=(*findings(stats, limits, ("gradient-underflow",)), *judged),
         coverage=stats.coverage,
-        tables=tuple(table for table in tables if table is not None),
-        charts=tuple(chart for chart in charts if chart is not None),
+        tables=(*of_gradients.gradient_table(stats), *chain.from_iterable(map(of_scales.loss_scale_table, scales))),
+        charts=tuple(chart for view in views for scale in scales for chart in view(scale)),
     )
 
 
@@ -235,13 +234,11 @@ def _reductions(context: Context) -> Run:
     loop = context.loop
     if world_size() > 1:
         ranks = measure_distributed(loop, world_size=loop.shape.get("world_size"))
-        judged, table = findings(replace(ranks, drift=context.drift), context.limits), sums_table(ranks)
-        return _run(judged, (table,) if table else (), ranks.coverage)
+        return _run(findings(replace(ranks, drift=context.drift), context.limits), sums_table(ranks), ranks.coverage)
     stats = context.seen.sums
     if stats is None:
         return Run()
-    table = reduction_table(stats)
-    return _run(findings(stats, context.limits), (table,) if table else ())
+    return _run(findings(stats, context.limits), reduction_table(stats))
 
 
 def _state_dtypes(context: Context) -> Run:

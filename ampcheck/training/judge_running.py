@@ -114,12 +114,10 @@ def judge_call(function: Callable[[Runner], object], subject: str, plan: Plan) -
     scales = ["scale-invariance"] if plan.checks is None and training.loop.scalers else []
     wanted = (*(plan.checks or ()), COVERAGE.slug, *scales)
     findings = [f for f in judged if (plan.checks is None and f.verdict is not Verdict.SKIP) or f.check in wanted]
-    table = reduction_table(sums)
-    block_tables = (table,) if table and findings else ()
     return replace(
         learned,
         findings=tuple(findings),
         coverage=coverage + learned.coverage + Coverage(unseen=sums.coverage.unseen),
-        tables=(*learned.tables, *block_tables),
+        tables=(*learned.tables, *(reduction_table(sums) if findings else ())),
         maps=maps,
     )

@@ -188,8 +188,8 @@ def _parts(addends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return mean * math.sqrt(max(1.0 - noise / power, 0.0) if power else 0.0), apart
 
 
-def sums_table(stats: DistributedStats) -> Table | None:
-    """The sums over ranks, the worst first; None where there is none."""
+def sums_table(stats: DistributedStats) -> tuple[Table, ...]:
+    """The sums over ranks, the worst first; empty where there is none."""
     rows: list[tuple[Scalar, ...]] = [
         (
             f"{total.where.op} ({total.where.phase})",
@@ -203,4 +203,4 @@ def sums_table(stats: DistributedStats) -> Table | None:
         *("collective", "where", "format", "ranks", "calls", "elements", "relative error", "of one rounding"),
         *("became zero", "roundings over more processes"),
     )
-    return Table("sums over ranks", columns, rows, "reduce-precision") if rows else None
+    return (Table("sums over ranks", columns, rows, "reduce-precision"),) if rows else ()

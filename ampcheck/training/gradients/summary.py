@@ -56,12 +56,12 @@ def judged_step(stats: GradientStats, limits: Limits) -> GradientStats:
     return replace(last, attempts=(*earlier, (last.scale, last.lost or 0.0, False)))
 
 
-def gradient_table(stats: GradientStats) -> Table | None:
-    """The gradients that lost most, at most 40."""
+def gradient_table(stats: GradientStats) -> tuple[Table, ...]:
+    """The gradients that lost most, at most 40; empty where none is known."""
     worst = sorted((loss for loss in stats.gradients if loss.known), key=lambda loss: -loss.faint)[:_ROWS]
     if not worst:
-        return None
+        return ()
     columns = ("gradient of", "dtype", "known", "zero here", "lost", "zero or subnormal", "norm lost")
     rows = [(o.name, o.dtype, o.known, o.zero, o.lost, o.faint, o.norm) for o in worst]
     note = f"step {stats.step}, loss scale {stats.scale:g}; known: nonzero in float64, and determined by the data"
-    return Table("gradients compared with float64", columns, rows, "gradient-underflow", note)
+    return (Table("gradients compared with float64", columns, rows, "gradient-underflow", note),)

@@ -24,8 +24,8 @@ def monitor_tables(stats: MonitorStats) -> tuple[Table, ...]:
 
 def monitor_charts(stats: MonitorStats, scale: LossScaleStats | None) -> tuple[Chart, ...]:
     """The loss scale over its updates, the losses, and the ranges of the gradients."""
-    chart = loss_scale_chart(scale) if scale is not None else None
-    return (*([chart] if chart else []), *loss_chart(stats.subject, stats.losses), *_ranges(stats))
+    of_scale = loss_scale_chart(scale) if scale is not None else ()
+    return (*of_scale, *loss_chart(stats.subject, stats.losses), *_ranges(stats))
 
 
 class StepValues:

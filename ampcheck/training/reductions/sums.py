@@ -301,8 +301,8 @@ def reduction_stats(watch: ReductionWatch, lineage: Lineage, subject: str) -> Re
     return ReductionStats(subject, sums, norms, Coverage(seen, lineage.unfollowed))
 
 
-def reduction_table(stats: ReductionStats) -> Table | None:
-    """The running sums and total norms, the worst first; None where there is none."""
+def reduction_table(stats: ReductionStats) -> tuple[Table, ...]:
+    """The running sums and total norms, the worst first; empty where there is none."""
     sums = sorted(stats.sums, key=lambda total: (not total.judged, -total.ratio))[:_ROWS]
     norms = sorted(stats.norms, key=lambda norm: (not norm.grouped, not norm.low))[: max(_ROWS - len(sums), 0)]
     rows: list[tuple[Scalar, ...]] = [
@@ -316,4 +316,4 @@ def reduction_table(stats: ReductionStats) -> Table | None:
     columns = ("what", "where", "format", "addends", "relative error", "of one rounding")
     left = len(stats.sums) + len(stats.norms) - len(rows)
     note = f"{left} more are not listed" if left else ""
-    return Table("sums and norms in low precision", columns, rows, "reduce-precision", note) if rows else None
+    return (Table("sums and norms in low precision", columns, rows, "reduce-precision", note),) if rows else ()

@@ -117,11 +117,11 @@ def measure_loss_scale(
     ]
 
 
-def loss_scale_table(stats: LossScaleStats) -> Table | None:
-    """One row for each power of two around the window, and for what was verified; None without a gradient."""
+def loss_scale_table(stats: LossScaleStats) -> tuple[Table, ...]:
+    """One row for each power of two around the window, and for what was verified; empty without a gradient."""
     window = stats.measured_window
     if window is None:
-        return None
+        return ()
     rows: list[tuple[Scalar, ...]] = []
     for scale in _scales(stats, window):
         predicted, real = window.at(scale), stats.measured(scale)
@@ -147,14 +147,14 @@ def loss_scale_table(stats: LossScaleStats) -> Table | None:
     )
     if stats.scale is not None and is_usable(stats.scale):
         note += f"; in use: {power(stats.scale)}"
-    return Table(f"Loss scales: {stats.subject}", columns, rows, "loss-scale", note)
+    return (Table(f"Loss scales: {stats.subject}", columns, rows, "loss-scale", note),)
 
 
-def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
+def loss_scale_chart(stats: LossScaleStats) -> tuple[Chart, ...]:
     """log2 of the scale over the steps, with the ends of the window; a skipped step is a stroke downwards."""
     known = [(float(step), math.log2(scale), bad) for step, scale, bad in stats.trajectory if 0 < scale < math.inf]
     if not known:
-        return None
+        return ()
     known, left_out = _turns(known)
     steps, levels, _ = zip(*known, strict=True)
     series = [Series("scale", steps, levels)]
@@ -172,7 +172,7 @@ def loss_scale_chart(stats: LossScaleStats) -> Chart | None:
     notes = ["between the two lines of the window no tensor loses more than the share, and none overflows"]
     notes = [*(notes if window else ()), *([f"{left_out} turns in the middle are left out"] if left_out else ())]
     label, note = "log2 of the loss scale", "; ".join(notes)
-    return Chart("line", title, "step", label, tuple(series), check="loss-scale", note=note)
+    return (Chart("line", title, "step", label, tuple(series), check="loss-scale", note=note),)
 
 
 def _turns(known: list[tuple[float, float, bool]]) -> tuple[list[tuple[float, float, bool]], int]:
@@ -187,11 +187,11 @@ def _turns(known: list[tuple[float, float, bool]]) -> tuple[list[tuple[float, fl
     return (turns[: _POINTS // 2] + turns[-(_POINTS // 2) :] if left_out else turns), left_out
 
 
-def window_chart(stats: LossScaleStats) -> Chart | None:
+def window_chart(stats: LossScaleStats) -> tuple[Chart, ...]:
     """The share lost over log2 of the scale, predicted and measured, with the window as a band."""
     window = stats.measured_window
     if window is None:
-        return None
+        return ()
     scales = _scales(stats, window)
     x = [math.log2(scale) for scale in scales]
     predicted = [window.at(scale) for scale in scales]
@@ -206,7 +206,7 @@ def window_chart(stats: LossScaleStats) -> Chart | None:
     bands = () if window.empty else (Band("window", float(window.needed), float(window.allowed)),)
     title = f"Gradients lost at each loss scale: {stats.subject}"
     note = f"above 2^{window.allowed} {window.allowed_by or 'a gradient'} overflows in float16"
-    return Chart("line", title, "log2 of the loss scale", "share lost", series, bands, "loss-scale", note)
+    return (Chart("line", title, "log2 of the loss scale", "share lost", series, bands, "loss-scale", note),)
 
 
 def _scales(stats: LossScaleStats, window: ScaleWindow) -> list[float]:

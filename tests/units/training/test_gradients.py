@@ -153,8 +153,7 @@ def test_without_a_scaler_the_hint_is_to_scale_and_the_table_tells_the_worst_fir
     found = check_gradients(stats, Limits())
     assert found[0].verdict is Verdict.FAIL
     assert "GradScaler" in found[0].hint
-    table = gradient_table(stats)
-    assert table is not None
+    (table,) = gradient_table(stats)
     assert str(table.rows[0][0]).startswith("side")
 
 

@@ -313,9 +313,8 @@ def test_any_stats_are_judged_and_survive_a_round_trip(stats: LossScaleStats) ->
     findings = check_loss_scale(stats, LIMITS)
     assert findings
     assert all(f.hint for f in findings if f.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.UNDECIDED))
-    table = loss_scale_table(stats)
-    charts = tuple(chart for chart in (loss_scale_chart(stats), window_chart(stats)) if chart)
-    run = Run(findings=tuple(findings), tables=(table,) if table else (), charts=charts)
+    charts = (*loss_scale_chart(stats), *window_chart(stats))
+    run = Run(findings=tuple(findings), tables=loss_scale_table(stats), charts=charts)
     assert str(Run.from_json(run.to_json())) == str(run)
     for chart in charts:
         assert all(len(series.x) == len(series.y) for series in chart.series)
@@ -330,10 +329,7 @@ def test_a_pass_says_what_it_looked_at(stats: LossScaleStats) -> None:
 
 
 def _shown(stats: LossScaleStats) -> tuple[Table, Chart, Chart]:
-    table, path, lost = loss_scale_table(stats), loss_scale_chart(stats), window_chart(stats)
-    assert table is not None
-    assert path is not None
-    assert lost is not None
+    (table,), (path,), (lost,) = loss_scale_table(stats), loss_scale_chart(stats), window_chart(stats)
     return table, path, lost
 
 
@@ -372,7 +368,7 @@ def test_the_charts_draw() -> None:
 
 def test_nothing_measured_draws_nothing() -> None:
     stats = LossScaleStats(False, (), "loop", "", None)
-    assert (loss_scale_table(stats), loss_scale_chart(stats), window_chart(stats)) == (None, None, None)
+    assert (loss_scale_table(stats), loss_scale_chart(stats), window_chart(stats)) == ((), (), ())
 
 
 @pytest.mark.parametrize(

@@ -821,8 +821,7 @@ def test_a_trajectory_is_judged_and_drawn_whatever_it_is(attempts: int, data: An
     assert (finding.verdict is Verdict.FAIL) >= (scales[-1] < 2.0**-23)
     if not skipped:
         assert finding.verdict is Verdict.PASS
-    chart = loss_scale_chart(stats)
-    assert chart is not None
+    (chart,) = loss_scale_chart(stats)
     series, *_ = chart.series
     assert list(series.x) == sorted(set(series.x))
     assert all(2.0**y == scales[int(x)] for x, y in zip(series.x, series.y, strict=True))

@@ -92,7 +92,7 @@ def test_one_process_alone_is_skipped_with_the_reason():
     loop = TrainingLoop(Subject({"model": model, "step": lambda i: model(torch.ones(2)).sum().item()}))
     found = measure_distributed(loop)
     assert {f.verdict for f in findings(found, LIMITS)} == {Verdict.SKIP}
-    assert sums_table(found) is None
+    assert sums_table(found) == ()
     run = Run(findings=(Finding("coverage", Verdict.PASS, "s", "m"),))
     assert gather_runs(run) is run
     for wrong in ({"steps": 0}, {"steps": True}, {"world_size": 1}, {"world_size": 2.5}):
