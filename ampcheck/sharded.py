@@ -16,12 +16,14 @@ from torch.multiprocessing.spawn import spawn
 
 from ampcheck.checks.training.reduce_precision import CHECK as REDUCE_PRECISION
 from ampcheck.core.arguments import parse_integer
+from ampcheck.core.errors import UsageError
 from ampcheck.core.exit import exit_without_teardown
 from ampcheck.core.formats import format_of
 from ampcheck.core.limits import Limits
 from ampcheck.core.run import Finding, Run, merge
 from ampcheck.facts.memory import roundoff
 from ampcheck.outcome.raising import verify
+from ampcheck.parity.circumstances import Circumstance, Function
 from ampcheck.records.reductions import CollectiveStats
 from ampcheck.torchtools.storage import local, placements
 from ampcheck.training.distributed.collectives import CollectiveWatch
@@ -55,6 +57,32 @@ class Gradients:
 
     exact: Mapping[str, torch.Tensor]
     unit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks(Circumstance):
+    """Circumstance of `assert_parity`: so many processes leave the gradients that one leaves of the whole batch.
+
+    assert_parity(ShardedStep(model, batch, step, DistributedDataParallel), Ranks(2))
+    """
+
+    count: int = 2
+
+    def __post_init__(self) -> None:
+        parse_integer(self.count, "count of Ranks", 2)
+
+    def _title(self) -> str:
+        return f"{self.count} ranks"
+
+    def applied(self, function: Function) -> Function:
+        """Raise `UsageError`: the processes are started anew."""
+        raise UsageError("Ranks compares a ShardedStep, whose parts other processes can import")
+
+    def judge(self, subject: Any, name: str) -> Run:
+        """The run of `assert_sharded`."""
+        if not isinstance(subject, ShardedStep):
+            raise UsageError(f"Ranks compares a ShardedStep; found {type(subject).__name__}")
+        return judge_sharded(subject, ranks=self.count, name=name)
 
 
 def judge_sharded(step: ShardedStep, *, ranks: int = 2, limits: Limits | None = None, name: str = "") -> Run:

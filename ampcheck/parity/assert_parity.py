@@ -64,6 +64,12 @@ def assert_parity(
     a side that raises. Parameters, buffers and random streams are afterwards as before.
     """
     __tracebackhide__ = True
+    circumstance = as_circumstance(b)
+    if circumstance is not None and (run := circumstance.judge(a, name)) is not None:
+        given = {"args": args, "kwargs": kwargs, "modules": modules, "dtype": dtype, "tokens": tokens}
+        if unused := [key for key, value in given.items() if value is not None]:
+            raise UsageError(f"{circumstance.name} takes what it runs from a alone; leave out {', '.join(unused)}")
+        return verify(run)
     return verify(
         judge_parity(
             *sides_of(a, b, args, kwargs, relation=relation, modules=modules, dtype=dtype, backward=backward),

@@ -11,6 +11,7 @@ import torch
 
 from ampcheck.core.arguments import parse_integer
 from ampcheck.core.errors import UsageError
+from ampcheck.core.run import Run
 from ampcheck.parity.arguments import (
     Inputs,
     has_dim,
@@ -50,6 +51,10 @@ class Circumstance(ABC):
     def reference(self, function: Function) -> Function:
         """Return what it is compared with: the function itself."""
         return function
+
+    def judge(self, subject: Any, name: str) -> Run | None:
+        """The run of a comparison that the circumstance makes itself; None where `assert_parity` compares two sides."""
+        return None
 
     def sides(self, function: Function) -> tuple[Function, Function]:
         """What it is compared with, which runs first, and the function in this circumstance."""

@@ -1,5 +1,7 @@
 """Promise: a sharded step is compared with one process on the whole batch; what is healthy passes."""
 
+import re
+
 import pytest
 import torch
 
@@ -8,9 +10,10 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 from sharded_steps import HEALTHY, PLANTED
 
+from ampcheck import UsageError, assert_parity
 from ampcheck.core.run import Verdict, Where
 from ampcheck.records.reductions import CollectiveStats
-from ampcheck.sharded import Gradients, assert_sharded, check_sums, check_whole, judge_sharded
+from ampcheck.sharded import Gradients, Ranks, assert_sharded, check_sums, check_whole, judge_sharded
 
 GRADIENT = {"weight": torch.tensor([3.0, 4.0], dtype=torch.float64)}
 
@@ -58,3 +61,24 @@ def test_a_planted_defect_fails(name, ranks):
     step, text = PLANTED[name]
     messages = [finding.message for finding in judge_sharded(step, ranks=ranks).of(Verdict.FAIL)]
     assert any(text.format(ranks=ranks) in message for message in messages), messages
+
+
+def test_ranks_are_a_circumstance_of_assert_parity():
+    step, text = PLANTED["undivided"]
+    with pytest.raises(AssertionError, match=re.escape(text.format(ranks=2))):
+        assert_parity(step, Ranks(2))
+    run = assert_parity(next(iter(HEALTHY.values())), Ranks(), name="step")
+    assert [finding.subject for finding in run.by("reduce-precision")] == ["step"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: assert_parity(torch.cos, Ranks(2)), "Ranks compares a ShardedStep; found builtin"),
+        (lambda: assert_parity(PLANTED["undivided"][0], Ranks(2), (1,)), "leave out args"),
+        (lambda: Ranks(1), "count of Ranks must be"),
+    ],
+)
+def test_ranks_of_anything_else_get_one_sentence(call, text):
+    with pytest.raises(UsageError, match=text):
+        call()
