@@ -1,0 +1,35 @@
+import torch
+from captum.attr import LRP
+
+PACKAGE, DTYPE, AUTOCAST, LIMIT = "captum", torch.float16, False, 0.2
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.relu = torch.nn.Conv2d(1, 4, 3, bias=False), torch.nn.ReLU()
+        self.head = torch.nn.Linear(4 * 14 * 14, 10)
+
+    def forward(self, x):
+        return self.head(self.relu(self.conv(x)).flatten(1))
+
+
+def inputs(seed):
+    torch.manual_seed(seed)
+    picture = torch.rand(1, 1, 16, 16)
+    picture[..., :5] = 0  # a black border, as of a digit
+    return (picture.to(DTYPE),)
+
+
+def f(picture):
+    torch.manual_seed(0)
+    return LRP(Model().to(picture.dtype)).attribute(picture, target=0)
+
+
+if __name__ == "__main__":
+    args = inputs(0)
+    got = f(*args)
+    exact = f(*(a.double() if a.is_floating_point() else a for a in args))
+    error = ((got.double() - exact).norm() / exact.norm()).item()
+    print(f"{DTYPE}: {got.flatten()[:3].tolist()}; float64: {exact.flatten()[:3].tolist()}; error {error:.2g}")
+    raise SystemExit(not error < LIMIT)
