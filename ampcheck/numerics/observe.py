@@ -12,6 +12,7 @@ from ampcheck.core.run import Coverage, Run
 from ampcheck.numerics.checks import check_numerics, observable
 from ampcheck.numerics.measure import judged_by, positive, unruled
 from ampcheck.numerics.model_map import maps
+from ampcheck.records.faults import WRAP
 from ampcheck.records.numerics import NumericsStats
 from ampcheck.shadow import Shadow
 
@@ -19,7 +20,7 @@ from ampcheck.shadow import Shadow
 def measure_block(shadow: Shadow, subject: str) -> NumericsStats:
     """The record of a shadow without a model so far. The reach of damage is known when its block has ended."""
     judged, seen = judged_by(shadow)
-    formats = {dtype for _, dtype in judged["largest"]} | {fault.dtype for fault in shadow.faults}
+    formats = {dtype for _, dtype in judged["largest"]} | {fault.dtype for fault in shadow.faults if fault.kind != WRAP}
     ends = (companions for companions in shadow.store.values() if companions.written and not companions.consumed)
     seen["ops on integers alone"] = 0 if shadow.ops else shadow.whole  # evidence too: they round nothing
     return NumericsStats(

@@ -24,6 +24,7 @@ from ampcheck.shadow.norms import error_square, exact_square, honest_share
 from ampcheck.shadow.reached import LEFT, UNSCALES
 from ampcheck.shadow.suspects import BLURRED, BOUND, COLLIDED, CUT, CUTS, ILL, MASKED, TAKEN, drop, pass_on
 from ampcheck.shadow.updates import UpdateJudge
+from ampcheck.shadow.wraps import Wraps
 
 _NOTED = ("_to_copy", "_local_scalar_dense", UNSCALES, "_amp_update_scale_")
 """Ops that are noted, besides those that decide."""
@@ -35,7 +36,7 @@ class Judge:
     """The faults of a run, and what is left of them.
 
     dropped: count faults in results that nothing used as well. results: see `ResultJudge`. casts: of the code itself,
-    by place.
+    by place. wraps: integers that wrapped around.
     """
 
     def __init__(self, store: CompanionStore, *, dropped: bool = False) -> None:
@@ -43,7 +44,7 @@ class Judge:
         self._store, self._found = store, Found(store)
         self._updates = UpdateJudge(store, self._found)
         self.results = ResultJudge(store, self._found, self._updates)
-        self.reach_values = self._found.reach_values
+        self.reach_values, self.wraps = self._found.reach_values, Wraps(self._found.accuse)
         if dropped:
             store.on_forget = self._found.discard
 

@@ -59,8 +59,7 @@ from ampcheck.torchtools.storage import local, unwrapped
 
 _ABOVE = AUTOCAST | DispatchKeySet(DispatchKey.ADInplaceOrView)
 """Dispatch keys below which companions are computed, together with autograd."""
-_NOTHING = nullcontext()
-_STORAGE, _NUMBER = methodcaller("untyped_storage"), attrgetter("_cdata")
+_NOTHING, _STORAGE, _NUMBER = nullcontext(), methodcaller("untyped_storage"), attrgetter("_cdata")
 _WATCHED = 1 << 24
 """Bytes of an array of NumPy that is compared with what it was before each use, at the most."""
 
@@ -104,9 +103,8 @@ class Shadow(OpSubscriber):
         self.partly: Counter[str] = Counter()
         self.judge = Judge(self.store, dropped=model is None) if judge else None
         self.ops = self.compiled = self.whole = 0
-        self._in_higher = False
+        self._in_higher, self.until = False, float("inf")
         self.failed: Where | None = None
-        self.until = float("inf")
         self._sides = (Side(self.store, "exact"), Side(self.store, "moved"))
         self._follower = Follower(self.store, self._sides, self.unruled)
         self._model, self._renews = model, renews
@@ -244,6 +242,8 @@ class Shadow(OpSubscriber):
             storages = set(map(_NUMBER, map(_STORAGE, call.inputs)))
         self._find_results(call, storages)
         out = call.out if rows is None else out
+        if self.judge is not None and len(event.tensors) > len(call.inputs):
+            self.judge.wraps.see(event, call, self._origins)
         if not (call.fresh or call.written or (call.before and self._reads(call))):
             self.whole += 1
             return out

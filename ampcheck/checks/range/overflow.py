@@ -1,12 +1,15 @@
-"""Requires: An op gives finite results where float64 does. Fails when an infinity or NaN of low precision reaches an
-output, a declared loss, a gradient, a weight or a buffer; warns when it disappears before. Gradients that are
-discarded and finite later, at a lower loss scale, and a result that code tests and computes again, are no failure.
+"""Requires: An op gives finite results where float64 does, and integers fit their format. Fails when an infinity or NaN
+of low precision reaches an output, a declared loss, a gradient, a weight or a buffer; warns when it disappears before.
+Gradients that are discarded and finite later, at a lower loss scale, and a result that code tests and computes again,
+are no failure.
 
 Measured: Every op of forward and backward is compared with its float64 value, below autocast. The first op that gives a
 non-finite element where float64 is finite is reported; ops that propagate it are not. A -inf that the model writes on
-purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Inside a compiled graph, each
-cast to 16 bits and each product records its losses. ampcheck.watch fails when the last loss passed to `seen.step(loss)`
-is not finite. In a training loop the check fails when the losses of the last three observed steps are not finite.
+purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Sums and products of integers
+of up to 32 bits are computed again in 64; where floating values are made of those that wrap around, the check fails.
+Inside a compiled graph, each cast to 16 bits and each product records its losses. ampcheck.watch fails when the last
+loss passed to `seen.step(loss)` is not finite. In a training loop the check fails when the losses of the last three
+observed steps are not finite.
 
 Causes: Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min
 added to a negative score, a divisor whose eps is zero in the format.
@@ -79,13 +82,25 @@ def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
         return skipped
     lost = _nonfinite_results(stats)
     kept = [f for f in faults_of(stats, [faults.OVERFLOW]) if f.reaches or not is_scaled(stats, f.where)]
-    findings = [*(_overflow(stats, fault) for fault in kept), *_own_zeros(stats)]
+    wrapped = [_wrapped(stats, fault) for fault in faults_of(stats, [faults.WRAP])]
+    findings = [*(_overflow(stats, fault) for fault in kept), *wrapped, *_own_zeros(stats)]
     if not any(finding.verdict is Verdict.FAIL for finding in findings):
         findings += lost
     if not findings and stats.uncompared:
         return [CHECK.incomplete(stats.name, "no output is finite in float64 either: see nonfinite-reference")]
     text = "no op or output became inf or NaN where float64 is finite"
     return first_findings(findings) or [passed(stats, CHECK, text, stats.ops, 0, 0, "elements")]
+
+
+def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
+    """Integers of a narrow format that wrapped around, and that floating values were made of."""
+    message = (
+        f"integers must fit their format; {fault.elements:,} of {fault.numel:,} elements of "
+        f"{op_text(stats, fault.where)} wrap around: {fault.dtype} holds {fault.note}{reach_text(stats, fault)}"
+    )
+    hint = "convert to float32 or int64 before the op (of a sum, dtype=torch.int64)"
+    shown = Evidence(where=fault.where, hint=hint, names=fault.reaches)
+    return elements_lost(stats, CHECK, Verdict.FAIL, message, fault.elements, shown)
 
 
 def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
