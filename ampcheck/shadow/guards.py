@@ -19,10 +19,6 @@ _LARGEST_FLOOR = torch.finfo(torch.float32).eps ** 0.5
 _DECIDES = 0.5
 """The part of the values from which a bound decides: most of them."""
 
-_CUT = 0.25
-"""The part of the norm of values from which the end of a format of 8 bits decides: less than two bits are left. Their
-scale is to bring values into the format; whoever clamps to 65504 means the rare value."""
-
 _EIGHT = [form for form in FORMATS.values() if form.bits == 8 and form.mantissa_bits]
 
 _SMALLEST = frozenset(
@@ -36,7 +32,9 @@ numbers of 16 bits are below the largest floor."""
 _ENDS = frozenset(form.max for form in FORMATS.values() if form.bits in (8, 16) and form.mantissa_bits)
 """Those of narrower formats, such as 6 and 28, are also those of `relu6` and of much else."""
 
-_ENDS_OF_EIGHT = frozenset(form.max for form in _EIGHT)
+_CUTS = {form.max: form.unit_roundoff for form in _EIGHT}
+"""By the end of a format of 8 bits, the part of the norm of values that its rounding takes at the most: from there on
+the end decides. A scale is to bring values into the format; whoever clamps to 65504 means the rare value."""
 
 
 def divisors(call: Call) -> slice:
@@ -64,17 +62,19 @@ def bound_that_decides(call: Call, tensor: torch.Tensor) -> tuple[Fault, bool] |
 
 
 def end_that_cuts(call: Call, tensor: torch.Tensor) -> Fault | None:
-    """The end of a format of 8 bits at which a `clamp` takes most digits, or None. It does harm where a cast to that
-    format follows: 448 is a size of images, too."""
+    """The end of a format of 8 bits at which a `clamp` takes more than the format rounds, or None. It does harm where a
+    cast to that format follows: 448 is a size of images, too."""
     value, _, high = _clamped(call)
-    if value is None or high not in _ENDS_OF_EIGHT or not bool((beyond := value.abs() > high).any()):
+    if value is None or high not in _CUTS or not bool((beyond := value.abs() > high).any()):
         return None
     wide = value.double()
     cut = float(torch.linalg.vector_norm((wide.abs() - high).clamp(min=0)) / torch.linalg.vector_norm(wide))
-    if not cut > _CUT:
+    if not cut > _CUTS[high]:
         return None
     fault = _fault(call, tensor, value, int(beyond.sum()), f"end {high:.6g}")
-    return replace(fault, amax_out=high, examination=replace(fault.examination, error=cut, limit=_CUT, impact=cut))
+    return replace(
+        fault, amax_out=high, examination=replace(fault.examination, error=cut, limit=_CUTS[high], impact=cut)
+    )
 
 
 def _clamped(call: Call) -> tuple[torch.Tensor | None, float | None, float | None]:

@@ -1,8 +1,8 @@
 """Requires: Values differ from float64 by no more than rounding explains. Fails at the op that loses the digits, when
 the damage reaches an output, a gradient, a weight, a buffer or a number that leaves the run, or a term vanishes from
-its sum; when a decision (topk, comparison, index) differs from that of float64 by more than rounding explains, or
-most of those that are the exception do; for a bound that was meant to guard (a floor under a divisor, the end of a
-format) and decides most values, or before a cast to 8 bits cuts a quarter off their norm; for a sum that a 16-bit
+its sum; when a decision (topk, comparison, index) differs from that of float64 by more than rounding explains, or most
+of those that are the exception do; for a bound that was meant to guard (a floor under a divisor, the end of a format)
+and decides most values, or before a cast to 8 bits cuts more off their norm than it rounds; for a sum that a 16-bit
 weight cannot take up; for an output or gradient beyond its limit; and for an output that is 25 % off although float32
 would keep it. Warns where a CPU kernel of backward sums in 16 bits.
 
