@@ -33,6 +33,9 @@ _OF_ROLE = {
     Role.COPY: "copies of weights",
 }
 
+_NARROW = (torch.float16, torch.bfloat16)
+"""Formats in which checkpoints are written to be small."""
+
 _State: TypeAlias = dict[tuple[str, str], Any]
 """Copies of what is compared, by its part and name: tensors, the settings of an owner, losses."""
 
@@ -236,7 +239,11 @@ def _difference(name: str, before: Any, after: Any) -> tuple[float, str] | None:
     if torch.equal(before, after) or torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True):
         return None
     size = distance(after, before)
-    return size, f"{name} is infinite or NaN" if size == math.inf else f"{name} differs by {size:.2g} of its norm"
+    if size == math.inf:
+        return size, f"{name} is infinite or NaN"
+    narrow = next((form for form in _NARROW if torch.equal(before.to(form).to(before.dtype), after)), None)
+    how = f"is rounded to {dtype_name(narrow)} and differs" if narrow is not None else "differs"
+    return size, f"{name} {how} by {size:.2g} of its norm"
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -193,6 +193,7 @@ def test_weights_saved_in_16_bits_are_found() -> None:
     assert finding.verdict is Verdict.FAIL
     weights = next(one for one in stats.forgotten if one.what == "weights")
     assert 2**-11 < weights.size < 2**-7
+    assert "is rounded to bfloat16 and differs by" in finding.message
 
 
 def test_without_save_and_load_it_is_skipped_with_the_way_to_declare_them() -> None:
