@@ -24,7 +24,7 @@ State: TypeAlias = Literal["new", "worse", "gone", "no longer judged", "unchange
 
 _STATES: tuple[State, ...] = ("new", "worse", "gone", "no longer judged", "unchanged")
 _COMPARED = (*FAIL_ON["incomplete"], Verdict.ACCEPTED)
-_UNCHANGED = "as found in the earlier run"
+_UNCHANGED = "not new: the earlier run has it, too"
 
 
 @dataclass(frozen=True, slots=True)

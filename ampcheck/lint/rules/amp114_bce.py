@@ -1,5 +1,5 @@
-"""Requires: No binary cross-entropy of probabilities under autocast: PyTorch refuses it, since a float16 probability
-near one leaves nothing of log(1 - p).
+"""Requires: No binary cross-entropy of probabilities under autocast: on CUDA PyTorch refuses it, since a float16
+probability near one leaves nothing of log(1 - p).
 
 Measured: F.binary_cross_entropy, or a loss that the file makes as nn.BCELoss(), called inside an autocast region that
 is on.
@@ -36,7 +36,7 @@ def _read(source: Source) -> Iterator[Report]:
             on = call.regions and all(region.certain for region in call.regions)
             if on and (call.name == _FUNCTION or dotted(call.node.func) in losses):
                 where = f"inside the autocast region of line {call.regions[-1].call.lineno}"
-                yield Report(call.line, f"{call.method} takes probabilities {where}: PyTorch raises")
+                yield Report(call.line, f"{call.method} takes probabilities {where}: PyTorch raises on CUDA")
 
 
 RULE = Rule(

@@ -45,7 +45,7 @@ def test_the_same_finding_is_unchanged_and_accepted():
     assert states(run) == {"unchanged": 1}
     assert not run.tables[0].rows
     (finding,) = run.findings
-    assert (finding.verdict, finding.accepted) == (Verdict.ACCEPTED, "as found in the earlier run")
+    assert (finding.verdict, finding.accepted) == (Verdict.ACCEPTED, "not new: the earlier run has it, too")
 
 
 def test_a_new_finding_fails_as_it_is():
