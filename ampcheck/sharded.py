@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,7 @@ class Ranks(Circumstance):
     """
 
     count: int = 2
+    judges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         parse_integer(self.count, "count of Ranks", 2)
@@ -81,7 +82,9 @@ class Ranks(Circumstance):
     def judge(self, subject: Any, name: str) -> Run:
         """The run of `assert_sharded`."""
         if not isinstance(subject, ShardedStep):
-            raise UsageError(f"Ranks compares a ShardedStep; found {type(subject).__name__}")
+            raise UsageError(
+                f"a must be a ShardedStep(model, batch, step, shard) where b is Ranks; found {type(subject).__name__}"
+            )
         return judge_sharded(subject, ranks=self.count, name=name)
 
 

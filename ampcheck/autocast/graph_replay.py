@@ -85,4 +85,5 @@ class _Recorder(OpSubscriber):
 
 def _shares(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Return whether an op returned the memory of the capture: it is a view, or has written it."""
-    return storage_number(old) == storage_number(new)
+    number = storage_number(old)
+    return number is not None and number == storage_number(new)

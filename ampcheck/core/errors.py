@@ -129,5 +129,5 @@ def require_schema(data: object, name: str, kind: str, newest: int) -> None:
     if type(schema) is not int or schema < 1:
         raise UsageError(f"{name} is no {kind}: a JSON object with an integer 'schema' was expected")
     if schema > newest:
-        text = f"{name} has schema {schema!s:.40}, newer than this ampcheck reads ({newest})"  # damage has any number
-        raise UsageError(f"{text}: update ampcheck")
+        number = str(schema) if len(str(schema)) < 40 else f"{schema!s:.40}..."  # damage has any number
+        raise UsageError(f"{name} has schema {number}, newer than this ampcheck reads ({newest}): update ampcheck")

@@ -72,7 +72,7 @@ def _ops(stats: NumericsStats, limits: Limits) -> Iterator[Site]:
         for (where, dtype), (largest, inputs) in stats.largest.items()
     }
     for fault in stats.faults:
-        if fault.kind != faults.MASK and (fault.reaches or fault.kind == faults.OVERFLOW):
+        if fault.kind not in (faults.MASK, faults.WRAP) and (fault.reaches or fault.kind == faults.OVERFLOW):
             key = fault.where, fault.dtype
             sites[key] = _damaged(sites.get(key, _op(*key)), fault, limits)
     yield from sites.values()

@@ -224,7 +224,8 @@ class _Runner:
             run.no_backward, run.prevented = without_loss(result)
         elif not total.requires_grad:
             run.no_backward, run.prevented = NO_GRADIENT, True
-        if of_inputs and any(True for module in modules_of(tuple(blocks)) for _ in module.parameters()):
+        parameters = [p for module in modules_of(tuple(blocks)) for p in module.parameters()]
+        if of_inputs and parameters and not any(parameter.requires_grad for parameter in parameters):
             run.prevented = False  # none of its parameters is trained: it is for inference
 
     @contextmanager

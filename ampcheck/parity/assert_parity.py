@@ -60,16 +60,22 @@ def assert_parity(
     share of the difference that rounding explains; or `Tokens`, with the band outside of which ratios of probabilities
     are counted.
 
-    Returns the run, whose finding is `parity`; raises `AssertionError` where the two do not agree, and `UsageError` for
-    a side that raises. Parameters, buffers and random streams are afterwards as before.
+    Returns the run, whose finding is `parity` (of `Ranks` those of `assert_sharded`); raises `AssertionError` where the
+    two do not agree, and `UsageError` for a side that raises. Parameters, buffers and random streams are afterwards as
+    before.
     """
     __tracebackhide__ = True
     circumstance = as_circumstance(b)
-    if circumstance is not None and (run := circumstance.judge(a, name)) is not None:
-        given = {"args": args, "kwargs": kwargs, "modules": modules, "dtype": dtype, "tokens": tokens}
-        if unused := [key for key, value in given.items() if value is not None]:
-            raise UsageError(f"{circumstance.name} takes what it runs from a alone; leave out {', '.join(unused)}")
-        return verify(run)
+    if circumstance is not None and circumstance.judges:
+        options = {"args": args, "kwargs": kwargs, "modules": modules, "dtype": dtype, "tokens": tokens}
+        unused = [key for key, value in options.items() if value is not None]
+        unused += [] if relation == "rounding" else ["relation"]
+        unused += [] if backward is True else ["backward"]
+        if unused:
+            raise UsageError(
+                f"{circumstance.name} run a by themselves and take no options; leave out {', '.join(unused)}"
+            )
+        return verify(circumstance.judge(a, name))
     return verify(
         judge_parity(
             *sides_of(a, b, args, kwargs, relation=relation, modules=modules, dtype=dtype, backward=backward),

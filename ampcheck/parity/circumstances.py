@@ -35,6 +35,8 @@ class Circumstance(ABC):
     __slots__ = ()
     splits: ClassVar[bool] = False
     """True if it adds up what the whole computes at once, so that gradients of parameters have other bits."""
+    judges: ClassVar[bool] = False
+    """True if it runs and compares the subject by itself, in other processes."""
 
     @property
     def name(self) -> str:
@@ -52,9 +54,9 @@ class Circumstance(ABC):
         """Return what it is compared with: the function itself."""
         return function
 
-    def judge(self, subject: Any, name: str) -> Run | None:
-        """The run of a comparison that the circumstance makes itself; None where `assert_parity` compares two sides."""
-        return None
+    def judge(self, subject: Any, name: str) -> Run:
+        """The run of a comparison that the circumstance makes by itself, where it `judges`."""
+        raise NotImplementedError
 
     def sides(self, function: Function) -> tuple[Function, Function]:
         """What it is compared with, which runs first, and the function in this circumstance."""

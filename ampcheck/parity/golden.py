@@ -187,8 +187,14 @@ def _from_plain(fields: Mapping[str, Any]) -> Golden:
         tuple(fields["nonfinite"]),
         fields.get("places", 0),
         fields["digits"],
-        fields.get("error"),
+        None if (error := fields.get("error")) is None else _error_of(error),
     )
+
+
+def _error_of(value: object) -> float:
+    if not isinstance(value, float) or not 0.0 < value < math.inf:
+        raise ValueError(f"an error of {value!r:.40}")
+    return value
 
 
 class GoldenFile:
@@ -266,7 +272,7 @@ def compare_golden(file: GoldenFile, name: str, runs: tuple[Execution, Execution
     """Compare a run with its golden; write it where `update` and the run is honest."""
     run, independent = runs
     results = {str_of(key): golden_of(result) for key, result in independent.results.items()}
-    errors = {str_of(e.key): e for e in run.errors if e.size and run.results[e.key].value.numel() >= _MANY}
+    errors = {str_of(e.key): e for e in run.errors if e.known and run.results[e.key].value.numel() >= _MANY}
     results |= {key: replace(results[key], error=_recorded_error(e)) for key, e in errors.items() if key in results}
     results |= {
         f"number {path}".rstrip(): _of_number(v) for path, v in independent.plain.items() if isinstance(v, (int, float))

@@ -258,7 +258,7 @@ def _counted_names(names: Sequence[str]) -> str:
 
 def _passes(content: Sections, width: int, verbose: bool) -> Iterator[str]:
     passed = [section for section in content.checks if section.passes]
-    alone = len(content.checks) == 1 and sum(len(section.passes) for section in passed) == 1
+    alone = len(passed) == 1 and len(content.run.findings) == 1
     if verbose or alone:
         for section in passed:
             for finding in section.passes:

@@ -36,6 +36,7 @@ from ampcheck.shadow.rowwise import RowCall, row_call
 from ampcheck.shadow.rules import HIGHER, composed
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
+from ampcheck.shadow.wraps import is_narrow
 from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
@@ -115,8 +116,7 @@ class Shadow(OpSubscriber):
             on_evaluation=self._steps.evaluate if renews else None,
             on_output=self._after_root,
         )
-        self._origins = Origins(self._scopes)
-        self._exchange = Exchange(self.store)
+        self._origins, self._exchange = Origins(self._scopes), Exchange(self.store)
 
     def around(self) -> Iterator[AbstractContextManager[Any]]:
         """The scopes of modules, and what follows ops that are no calls of the dispatcher or run elsewhere."""
@@ -243,7 +243,7 @@ class Shadow(OpSubscriber):
         self._find_results(call, storages)
         out = call.out if rows is None else out
         if self.judge is not None and len(event.tensors) > len(call.inputs):
-            self.judge.wraps.see(event, call, self._origins)
+            self.judge.wraps.see(event, call, self._origins, self.ops)
         if not (call.fresh or call.written or (call.before and self._reads(call))):
             self.whole += 1
             return out
@@ -260,7 +260,7 @@ class Shadow(OpSubscriber):
         """Note the companions of the inputs of an op before it may overwrite them; the op by rows, see `row_call`."""
         op = call.traits
         call.before += map(self.store.of, call.inputs)
-        if op.keeps:
+        if op.keeps or (op.writes and is_narrow(call.args[0])):
             call.kept = call.args[0].clone()
         for companions in call.before if op.writes else ():
             if companions.source is not None and companions.rows is None:

@@ -241,7 +241,9 @@ def _difference(name: str, before: Any, after: Any) -> tuple[float, str] | None:
     size = distance(after, before)
     if size == math.inf:
         return size, f"{name} is infinite or NaN"
-    narrow = next((form for form in _NARROW if torch.equal(before.to(form).to(before.dtype), after)), None)
+    wide = before.dtype in (torch.float32, torch.float64) and bool(after.any())  # zeros are a state that is new
+    formats = _NARROW if wide else ()
+    narrow = next((form for form in formats if torch.equal(before.to(form).to(before.dtype), after)), None)
     how = f"is rounded to {dtype_name(narrow)} and differs" if narrow is not None else "differs"
     return size, f"{name} {how} by {size:.2g} of its norm"
 

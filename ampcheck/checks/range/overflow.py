@@ -5,14 +5,14 @@ are no failure.
 
 Measured: Every op of forward and backward is compared with its float64 value, below autocast. The first op that gives a
 non-finite element where float64 is finite is reported; ops that propagate it are not. A -inf that the model writes on
-purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Sums and products of integers
-of up to 32 bits are computed again in 64; where floating values are made of those that wrap around, the check fails.
-Inside a compiled graph, each cast to 16 bits and each product records its losses. ampcheck.watch fails when the last
-loss passed to `seen.step(loss)` is not finite. In a training loop the check fails when the losses of the last three
-observed steps are not finite.
+purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Sums, products and powers of
+integers of up to 32 bits are computed again with 64, and so is what is made of those that wrap around; the check fails
+where floating values, or a number that leaves the run, are other ones then. Inside a compiled graph, each cast to 16
+bits and each product records its losses. ampcheck.watch fails when the last loss passed to `seen.step(loss)` is not
+finite. In a training loop the check fails when the losses of the last three observed steps are not finite.
 
 Causes: Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min
-added to a negative score, a divisor whose eps is zero in the format.
+added to a negative score, a divisor whose eps is zero in the format; sums of uint8 masks, products of int8 codes.
 
 Fix: Keep the op in float32, scale its inputs, use bfloat16, write masks with where or masked_fill instead of adding.
 """
@@ -71,6 +71,9 @@ CHECK = Check(
 )
 
 
+_ADDS = ("aten::add.", "aten::add_.", "aten::sub.", "aten::sub_.")
+
+
 def _of_run(stats: NumericsStats, limits: Limits) -> list[Finding]:
     """No op gives an infinity or NaN where float64 is finite.
 
@@ -98,7 +101,7 @@ def _wrapped(stats: NumericsStats, fault: Fault) -> Finding:
         f"integers must fit their format; {fault.elements:,} of {fault.numel:,} elements of "
         f"{op_text(stats, fault.where)} wrap around: {fault.dtype} holds {fault.note}{reach_text(stats, fault)}"
     )
-    hint = "convert to float32 or int64 before the op (of a sum, dtype=torch.int64)"
+    hint = "compute in int64 (of a sum, dtype=torch.int64), or convert to float32 before the op"
     shown = Evidence(where=fault.where, hint=hint, names=fault.reaches)
     return elements_lost(stats, CHECK, Verdict.FAIL, message, fault.elements, shown)
 
@@ -124,7 +127,7 @@ def _overflow(stats: NumericsStats, fault: Fault) -> Finding:
         hint = mend_cast(fault.where, f"{fault.dtype} ({top:.6g})")
     elif fault.exact_amax > top and format_of_values(fault.dtype).bits > 16:
         hint = f"scale its inputs down, or clamp them before this op: {fault.dtype} ends at {top:.6g}"
-    elif fault.exact_amax > top == fault.amax_in and "add" in fault.where.op:
+    elif fault.exact_amax > top == fault.amax_in and fault.where.op.startswith(_ADDS):
         hint = (
             "write a mask with where or masked_fill in place of adding it: nothing lies below the lowest number of the "
             f"format, {-top:.6g}"

@@ -68,6 +68,9 @@ def test_a_pass_that_is_the_only_answer_is_printed() -> None:
     message = "the same function; 3 results differ by at most 2 roundings"
     only = Run(findings=(Finding("parity", Verdict.PASS, "a and b", message),), coverage=Coverage({"results": 3}))
     assert f"pass parity: a and b: {message}" in printed(only)
+    assert "pass parity: " not in printed(
+        replace(only, findings=(*only.findings, Finding("parity", Verdict.SKIP, "c", "m")))
+    )
 
 
 def test_reasons_shared_by_many_subjects_stand_once() -> None:

@@ -74,8 +74,9 @@ def test_ranks_are_a_circumstance_of_assert_parity():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: assert_parity(torch.cos, Ranks(2)), "Ranks compares a ShardedStep; found builtin"),
+        (lambda: assert_parity(torch.cos, Ranks(2)), "a must be a ShardedStep"),
         (lambda: assert_parity(PLANTED["undivided"][0], Ranks(2), (1,)), "leave out args"),
+        (lambda: assert_parity(PLANTED["undivided"][0], Ranks(2), relation="bitwise"), "leave out relation"),
         (lambda: Ranks(1), "count of Ranks must be"),
     ],
 )
