@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,10 +99,16 @@ def judge_sharded(step: ShardedStep, *, ranks: int = 2, limits: Limits | None = 
     FSDP2. Sums are compared in up to 256 elements of each call. The step must be
     deterministic: dropout, and BatchNorm without synchronization, differ between the two by design.
 
-    Raises `UsageError` for less than two ranks; what a rank raises propagates.
+    Raises `UsageError` for less than two ranks, and for functions that another process cannot import; what a rank
+    raises propagates.
     """
     parse_integer(ranks, "ranks", 2)
     subject = name or getattr(step.step, "__name__", "step")
+    try:
+        pickle.dumps(step)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        required = "functions of a ShardedStep must stand at the top of a module, where other processes find them"
+        raise UsageError(f"{required}: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
         whole, sharded = (_spawned(step, count, subject, limits, Path(folder)) for count in (1, ranks))
     run: Run = Run.from_json(sharded["run"])

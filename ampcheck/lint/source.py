@@ -17,6 +17,9 @@ _AUTOCAST = frozenset(
     f"{module}.autocast" for module in ("torch", "torch.amp", "torch.amp.autocast_mode", "torch.cuda.amp",
                                         "torch.cuda.amp.autocast_mode", "torch.cpu.amp")
 )  # fmt: skip
+_OWN = "<relative>"
+"""The package of relative imports, which is none of another's names."""
+
 HALF = frozenset(("torch.float16", "torch.half"))
 NARROW = HALF | {"torch.bfloat16"}
 
@@ -99,7 +102,10 @@ class Source:
     def __init__(self, path: str, text: str) -> None:
         self.path, self.text = path, text
         self.tree = ast.parse(text)
-        self.imports = dict(imported_names(self.tree, lambda relative: "<relative>"))  # no name of another package
+        self.imports = dict[str, str]()
+        for name, origin in imported_names(self.tree, lambda relative: _OWN):
+            if name not in self.imports or not origin.startswith(_OWN):  # one function's own takes no name from another
+                self.imports[name] = origin
 
     @cached_property
     def scopes(self) -> list[Scope]:

@@ -19,12 +19,13 @@ class Parting:
     """at: the first op of each run after the last value that both have, None where the run ends with that value.
 
     common: the op of that value in each run, None for the arguments; one alone where both end with the same value.
-    reordered: both have the same numbers in another order.
+    reordered: both have the same numbers in another order. taken: the two go on with other elements of it.
     """
 
     at: tuple[Where | None, Where | None]
     common: tuple[Where | None, ...]
     reordered: bool = False
+    taken: bool = False
 
     def described(self) -> str:
         """The last value that both have, and how each side goes on."""
@@ -38,7 +39,7 @@ class Parting:
             text += f"; then {side} runs {where}" if where is not None else f"; {side} ends with it"
         if self.reordered:
             return text + "; both have the same numbers, in another order"
-        return text + ("; they take other elements of it" if self.at == (None, None) else "")
+        return text + ("; they take other elements of it" if self.taken or self.at == (None, None) else "")
 
 
 def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Parting:
@@ -48,14 +49,16 @@ def find_parting(runs: Sequence[Sequence[Record]], results: Sequence[int]) -> Pa
     reordered = len(ends) == 2 and torch.allclose(ends[0].marks, ends[1].marks, 1e-9, 1e-9)
     both_have = len(ends) == 2 and first == (None, None)  # of values that both have, each takes other elements
     apart = _taken_otherwise(runs, ends if both_have else first) or (ends if both_have else None)
+    taken = apart is not None and not both_have and all(record.view for record in apart)
     if apart is not None:
-        first = tuple(None if record.view or not record.parents else record for record in apart)
+        if not taken:  # a view is no op, and what uses it is named
+            first = tuple(None if record.view or not record.parents else record for record in apart)
         last = tuple(run[r.parents[0]] if r.parents else None for run, r in zip(runs, apart, strict=True))
     known = [record for record in last if record is not None]
     if len(known) == 2 and not known[0].differs(known[1]):
         known.pop()
     at = first[0] and first[0].where, first[1] and first[1].where
-    return Parting(at, tuple(record.where for record in known) or (None,), reordered)
+    return Parting(at, tuple(record.where for record in known) or (None,), reordered, taken)
 
 
 def _taken_otherwise(runs: Sequence[Sequence[Record]], pair: Sequence[Record | None]) -> tuple[Record, Record] | None:

@@ -200,7 +200,7 @@ def _required(model: object, inputs: object, invariances: object) -> list[Circum
     if not isinstance(invariances, (tuple, list)):
         raise UsageError(f"invariances must be a tuple or list, such as (BatchOrder(),); found {invariances!r}")
     known = [(one, as_circumstance(one)) for one in invariances]
-    if wrong := [one for one, circumstance in known if circumstance is None]:
+    if wrong := [one for one, circumstance in known if circumstance is None or circumstance.judges]:
         raise UsageError(
             "an invariance must be one of BatchOrder(), Scale(), Shift(), Padding(), Declared(), or a circumstance "
             f"of ampcheck.parity, such as Batch(); found {wrong[0]!r}"

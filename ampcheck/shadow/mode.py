@@ -36,7 +36,7 @@ from ampcheck.shadow.rowwise import RowCall, row_call
 from ampcheck.shadow.rules import HIGHER, composed
 from ampcheck.shadow.steps import Steps, gradients_of
 from ampcheck.shadow.threads import watched_threads
-from ampcheck.shadow.wraps import is_narrow
+from ampcheck.shadow.wraps import is_integer
 from ampcheck.stream.calls import subscribed
 from ampcheck.stream.ops import OpEvent, OpSubscriber
 from ampcheck.torchtools.dynamo import in_eager_mode
@@ -260,7 +260,7 @@ class Shadow(OpSubscriber):
         """Note the companions of the inputs of an op before it may overwrite them; the op by rows, see `row_call`."""
         op = call.traits
         call.before += map(self.store.of, call.inputs)
-        if op.keeps or (op.writes and is_narrow(call.args[0])):
+        if op.keeps or (op.writes and is_integer(call.args[0])):
             call.kept = call.args[0].clone()
         for companions in call.before if op.writes else ():
             if companions.source is not None and companions.rows is None:

@@ -125,3 +125,41 @@ def test_they_fail_where_64_bits_give_other_floating_values_and_nothing_is_chang
         assert all(map(torch.equal, before, after))
     differs = not all(map(torch.equal, exact, watched[1]))
     assert bool([f for f in seen.run.by("overflow") if f.verdict is Verdict.FAIL]) is differs
+
+
+def into(target: torch.Tensor, write: Callable[[torch.Tensor, torch.Tensor], object]) -> Callable[[], list[object]]:
+    """A run that writes integers that wrapped around into other memory, and then draws a random number."""
+
+    def run() -> list[object]:
+        torch.manual_seed(0)
+        kept = target.clone()
+        write(kept, BYTES + BYTES)
+        return [*kept.tolist(), torch.rand(1).item()]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        into(torch.zeros(3, dtype=torch.int64), lambda kept, wrapped: kept.add_(wrapped)),
+        into(torch.zeros(3, dtype=torch.int64), lambda kept, wrapped: kept.copy_(wrapped)),
+        into(torch.zeros(3, dtype=torch.int64), lambda kept, wrapped: torch.add(wrapped.int(), 1, out=kept)),
+        into(torch.zeros(3, dtype=torch.bool), lambda kept, wrapped: torch.gt(wrapped, 190, out=kept)),
+        into(torch.zeros(500, dtype=torch.int64), lambda kept, wrapped: kept.index_fill_(0, wrapped.long(), 5)),
+        into(torch.zeros(500, dtype=torch.bool), lambda kept, wrapped: kept.__setitem__(wrapped.long(), True)),
+        into(torch.arange(500), lambda kept, wrapped: kept.index_add_(0, wrapped.long(), torch.arange(3))),
+        into(torch.zeros(3), lambda kept, wrapped: torch.rand_like(wrapped, dtype=torch.float32)),
+        into(torch.zeros(3), lambda kept, wrapped: wrapped.random_(0, 10)),
+        into(torch.zeros(4, dtype=torch.uint8), lambda kept, wrapped: kept[1:].add_(kept[0]).add_(wrapped)),
+        into(torch.zeros(3), lambda kept, wrapped: torch._foreach_add([wrapped], [wrapped])),
+        into(torch.zeros(3), lambda kept, wrapped: torch.zeros(5, dtype=torch.int8, device="meta") + 1),
+        into(torch.zeros(3), lambda kept, wrapped: wrapped.to_sparse() + wrapped.to_sparse()),
+        into(torch.zeros(12), lambda kept, wrapped: kept.copy_((wrapped.short() * 300).view(torch.uint8).repeat(2))),
+    ],
+)
+def test_the_run_and_its_random_numbers_are_those_without_a_watch(run: Callable[[], list[object]]) -> None:
+    plain = run()
+    with ampcheck.watch(fail_on="never"):
+        watched = run()
+    assert watched == plain

@@ -196,7 +196,7 @@ def rotated(x: torch.Tensor, weight: torch.Tensor, *, offset: int) -> torch.Tens
         (
             partial(in_heads, swapped=False),
             partial(in_heads, swapped=True),
-            r"aten::mm, [^;]+; a ends [^;]+; b ends [^;]+; they take other elements",
+            r"aten::mm, [^;]+; then a runs [^;]+; then b runs [^;]+; they take other elements",
         ),
         (partial(rotated, offset=0), partial(rotated, offset=1), r"arguments on; then a runs [^;]+_to_copy"),
         (
@@ -212,7 +212,7 @@ def rotated(x: torch.Tensor, weight: torch.Tensor, *, offset: int) -> torch.Tens
         (
             lambda x, w: (x @ w).tanh()[:, :-1] @ w,
             lambda x, w: (x @ w).tanh()[:, 1:] @ w,
-            r"aten::tanh, [^;]+; a ends [^;]+; b ends [^;]+; they take other elements",
+            r"aten::tanh, [^;]+; then a runs [^;]+; then b runs [^;]+; they take other elements",
         ),
     ],
 )

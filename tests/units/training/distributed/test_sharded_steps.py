@@ -13,7 +13,7 @@ from sharded_steps import HEALTHY, PLANTED
 from ampcheck import UsageError, assert_parity
 from ampcheck.core.run import Verdict, Where
 from ampcheck.records.reductions import CollectiveStats
-from ampcheck.sharded import Gradients, Ranks, assert_sharded, check_sums, check_whole, judge_sharded
+from ampcheck.sharded import Gradients, Ranks, ShardedStep, assert_sharded, check_sums, check_whole, judge_sharded
 
 GRADIENT = {"weight": torch.tensor([3.0, 4.0], dtype=torch.float64)}
 
@@ -78,6 +78,7 @@ def test_ranks_are_a_circumstance_of_assert_parity():
         (lambda: assert_parity(PLANTED["undivided"][0], Ranks(2), (1,)), "leave out args"),
         (lambda: assert_parity(PLANTED["undivided"][0], Ranks(2), relation="bitwise"), "leave out relation"),
         (lambda: Ranks(1), "count of Ranks must be"),
+        (lambda: assert_parity(ShardedStep(lambda: None, len, len), Ranks(2)), "at the top of a module"),
     ],
 )
 def test_ranks_of_anything_else_get_one_sentence(call, text):
