@@ -170,6 +170,9 @@ class _Runner:
                 run.phase = "update"
                 _step(optimizer, self.leaves.values(), self.plan.scale)
             _clear(self.leaves.values())
+        parameters = list(prepared.root.parameters()) if prepared.root is not None else []
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            run.prevented = False  # it is for inference
 
     def _run_call(self, blocks: Blocks, call: Call) -> None:
         """Run forward, loss and backward of one call."""
@@ -224,9 +227,6 @@ class _Runner:
             run.no_backward, run.prevented = without_loss(result)
         elif not total.requires_grad:
             run.no_backward, run.prevented = NO_GRADIENT, True
-        parameters = [p for module in modules_of(tuple(blocks)) for p in module.parameters()]
-        if of_inputs and parameters and not any(parameter.requires_grad for parameter in parameters):
-            run.prevented = False  # none of its parameters is trained: it is for inference
 
     @contextmanager
     def _own_gradients(self) -> Iterator[None]:

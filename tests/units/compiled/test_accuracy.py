@@ -380,8 +380,10 @@ def test_a_model_that_is_compiled_already_is_held_against_itself_in_eager_mode()
     assert only(judge_accuracy(Plan.of((inner, (torch.randn(8, 16),)))), "compiled-error", Verdict.FAIL)
 
 
-def test_a_model_of_which_nothing_is_compiled_is_no_pass() -> None:
-    run = judge_accuracy(Plan.of((torch.compiler.disable(nn.Linear(4, 4)), (torch.randn(2, 4),))))
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_model_of_which_nothing_is_compiled_is_no_pass(trained: bool) -> None:
+    model = torch.compiler.disable(nn.Linear(4, 4).requires_grad_(trained))
+    run = judge_accuracy(Plan.of((model, (torch.randn(2, 4),))))
     if torch.__version__ < (2, 7):  # Dynamo does not say that it leaves the model out
         assert "torch._dynamo.disable" in only(run, "coverage", Verdict.FAIL).hint
     else:
