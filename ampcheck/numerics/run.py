@@ -164,14 +164,15 @@ class _Runner:
         """Run all calls, with an update after each where there is an optimizer."""
         run, optimizer = self.record, _optimizer(self.plan, prepared)
         blocks = prepared.blocks if transform is None else transform(prepared)
+        parameters = list(prepared.root.parameters()) if prepared.root is not None else []
+        trained = any(parameter.requires_grad for parameter in parameters)  # before a forward that freezes itself
         for run.step, call in enumerate(prepared.calls * self.plan.steps):
             self._run_call(blocks, call)
             if optimizer is not None:
                 run.phase = "update"
                 _step(optimizer, self.leaves.values(), self.plan.scale)
             _clear(self.leaves.values())
-        parameters = list(prepared.root.parameters()) if prepared.root is not None else []
-        if parameters and not any(parameter.requires_grad for parameter in parameters):
+        if parameters and not trained:
             run.prevented = False  # it is for inference
 
     def _run_call(self, blocks: Blocks, call: Call) -> None:
