@@ -77,7 +77,7 @@ class Ranks(Circumstance):
         return f"{self.count} ranks"
 
     def applied(self, function: Function) -> Function:
-        """Raise `UsageError`: the processes are started anew."""
+        """Raise `UsageError`: `judge` starts processes of its own."""
         raise UsageError("Ranks compares a ShardedStep, whose parts other processes can import")
 
     def judge(self, subject: Any, name: str) -> Run:

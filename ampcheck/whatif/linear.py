@@ -300,7 +300,7 @@ class LinearMode(TorchFunctionMode):
         return self._module is not None and self._weights.get(value) is not None
 
     def _place(self, weight: torch.Tensor) -> object:
-        """Return a key of a matrix. Matrices of one shape that each call computes anew, such as a weight with a norm,
+        """Return a key of a matrix. Matrices of one shape that each call recomputes, such as a weight with a norm,
         share a key."""
         known = self._weights.get(weight)
         return weight.shape if known is None else (known, weight.storage_offset(), weight.numel())

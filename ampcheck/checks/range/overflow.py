@@ -5,11 +5,12 @@ are no failure.
 
 Measured: Every op of forward and backward is compared with its float64 value, below autocast. The first op that gives a
 non-finite element where float64 is finite is reported; ops that propagate it are not. A -inf that the model writes on
-purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. Sums, products and powers of
-integers of up to 32 bits are computed again with 64, and so is what is made of those that wrap around; the check fails
-where floating values, or a number that leaves the run, are other ones then. Inside a compiled graph, each cast to 16
-bits and each product records its losses. ampcheck.watch fails when the last loss passed to `seen.step(loss)` is not
-finite. In a training loop the check fails when the losses of the last three observed steps are not finite.
+purpose, and an additive mask that becomes -inf and that softmax absorbs, are no findings. On a CPU, sums, products and
+powers of integers of up to 16 bits, and sums and matrix products of 32, are computed again with 64, up to 4 million
+elements, and so is what is made of those that wrap around; the check fails where floating values, or a number that
+leaves the run, are other ones then. Inside a compiled graph, each cast to 16 bits and each product records its losses.
+ampcheck.watch fails when the last loss passed to `seen.step(loss)` is not finite. In a training loop the check fails
+when the losses of the last three observed steps are not finite.
 
 Causes: Sums and products beyond 65504 in float16 (feed-forward projections, residual streams, variances), finfo.min
 added to a negative score, a divisor whose eps is zero in the format; sums of uint8 masks, products of int8 codes.
